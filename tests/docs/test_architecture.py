@@ -91,6 +91,8 @@ def test_every_method_in_a_sentence_exists() -> None:
 
 
 def test_what_does_not_exist_is_found() -> None:
-    assert missing([("Driver.ring", "engine/run/driver.py"), ("append_events", "stores/sqlite/queries.sql")]) == []
+    assert (
+        missing([("Driver.come_to_rest", "engine/run/driver.py"), ("append_events", "stores/sqlite/queries.sql")]) == []
+    )
     assert missing([("Driver.sing", "engine/run/driver.py")]) == ["engine/run/driver.py: Driver.sing"]
     assert missing([("Driver", "engine/nowhere.py")]) == ["engine/nowhere.py: Driver"]

@@ -717,7 +717,7 @@ async def test_an_answer_that_comes_while_it_is_looked_for_is_not_missed(
         if function is find_answer and not came_between.is_set():
             assert found is None
             came_between.set()
-            app.drivers["r"].ring()
+            app.drivers["r"].take_inbox_and_deadlines()
             await machine.until(lambda: "request_answered" in machine.kinds("r"))
             await machine.rest(app)
         return found
