@@ -22,6 +22,7 @@ from everstep.engine.verbs.export_file import (
     Mode,
     Writing,
     check_sound,
+    failed_in_secret,
     lacking,
     note_of,
     read_families,
@@ -402,7 +403,8 @@ def _write(
         for dump in dumps:
             is_doubted = may_lack(app.store, life, dump.row.id, dump.row.generation, note_of(dump))
             dump.arrivals = [_arrival(dump, doubted=True)] if is_doubted else []
-        secret = [] if secrets else secretive(dumps)
+        hidden = set() if secrets else failed_in_secret(app.store, dumps)
+        secret = [] if secrets else secretive(dumps, hidden)
         if secret and mode == "hold" and unfinished_of(dumps):
             raise Misuse(
                 f"{_named(secret)} have secret outcomes. They, or runs that depend on them, go on where the file is "
@@ -410,7 +412,7 @@ def _write(
                 "store. Nothing was exported."
             )
         done.left_out += secret
-        writing.family(without(dumps) if secret else dumps)
+        writing.family(without(dumps, hidden) if secret else dumps)
     done.items = write(app, others, writing)
     writing.end()
     return done
