@@ -24,8 +24,7 @@ from everstep.cli.terminal import (
     styled,
 )
 from everstep.cli.workers import unserved_among
-from everstep.engine.history.verify import public_events
-from everstep.errors import Misuse
+from everstep.engine.history.verify import public_events, refuse_generation
 from everstep.model.events import EventRow
 from everstep.model.forked import TAG
 from everstep.model.status import STATUSES
@@ -146,8 +145,8 @@ def history_command(run: str, generation: int | None, archived: bool, url: str |
         if archived:
             _say_archived(store, run, in_json=in_json)
             return
-        if generation is not None and generation > row.generation:
-            raise Misuse(f"The run {run} has {row.generation} generations; {generation} is not one of them.")
+        if generation is not None:
+            refuse_generation(row, generation)
         if in_json:
             events = public_events(store.events(run, generation or row.generation))
             say_json([event._asdict() for event in events])

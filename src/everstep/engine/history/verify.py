@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from everstep.engine.history.journal import restore_payload
-from everstep.errors import BeingDeleted, Damaged, NewerHistory, SecretsLeftOut, UnknownRun
+from everstep.errors import BeingDeleted, Damaged, Misuse, NewerHistory, SecretsLeftOut, UnknownRun
 from everstep.model.accounts import standing_at
 from everstep.model.chains import ChainKeys
 from everstep.model.collector import paused_collector
@@ -114,6 +114,13 @@ def refuse_deleted(store: Store, row: RunRow) -> None:
             "it is not whole. When it is done, its id is free. If it was cut off, the next `everstep gc`, or a worker "
             "with a retention, ends it."
         )
+
+
+def refuse_generation(row: RunRow, generation: int) -> None:
+    """Raise `Misuse`, saying which there are, if a run has no such generation."""
+    if not 1 <= generation <= row.generation:
+        there = "only generation 1" if row.generation == 1 else f"the generations 1 to {row.generation}"
+        raise Misuse(f"The run {row.id} has {there}; {generation} is not there.")
 
 
 def _standing_at(history: Sequence[Recorded]) -> bytes | None:
