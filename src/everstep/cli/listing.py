@@ -5,7 +5,7 @@ from typing import Any
 import click
 import msgspec
 
-from everstep.cli.drawing import status_text
+from everstep.cli.drawing import counts_text, status_text
 from everstep.cli.money import amounts_text, budget_facts, budget_text, standing_of
 from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
 from everstep.cli.tags import parsed_tags
@@ -106,8 +106,7 @@ def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str
     heads = ("run", "workflow", "status", "age", "step", *(["budget"] if has_budgets else []), "arguments")
     print_rows(out, heads, [_cells(row, now, has_budgets=has_budgets) for row in rows], right=frozenset({"age"}))
     total = sum(counts.values())
-    summary = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts.get(one))
-    out.print(styled(f"{len(rows)} of {total} runs ({summary}) in {place}", "dim"))
+    out.print(styled(f"{len(rows)} of {total} runs ({counts_text(counts)}) in {place}", "dim"))
     if counts.get("held"):
         out.print(styled("Held runs wait for a person: " + line_to_paste("holds", url=url), "yellow"))
 

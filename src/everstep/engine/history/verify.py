@@ -372,8 +372,15 @@ def refuse_unreadable(row: RunRow) -> None:
     """Raise `Damaged` if a row cannot be read, or has a status that there is not."""
     if row.damage:
         raise Damaged(f"The row of run {row.id} is damaged: {row.damage}.")
-    if row.status not in STATUSES:
-        raise Damaged(f"The row of run {row.id} is damaged: there is no status {row.status!r}.")
+    refuse_no_status(row.id, row.status)
+
+
+def refuse_no_status(run: str, status: str) -> None:
+    """Raise `Damaged` if a row has a status that there is not."""
+    if status not in STATUSES:
+        raise Damaged(
+            f"The row of run {run} is damaged: there is no status {status!r}. `everstep repair {run}` puts it right."
+        )
 
 
 def compare_ends(row: RunRow, first: "Recorded", last: "Recorded") -> None:

@@ -119,6 +119,10 @@ class Reading(ABC):
         """Return how many runs there are in each status that any run has."""
         return {text(status): count for status, count in self._all("counts")}
 
+    def runs_without_status(self, limit: int) -> list[str]:
+        """Return ids of runs whose status is none that a run can have: their rows are damaged."""
+        return [text(id) for (id,) in self._all("runs_without_status", limit)]
+
     def events_only(self, run: str, generation: int, only: Sequence[int]) -> list[EventRow]:
         """Return up to three events of a history by their numbers."""
         wanted = [*only, *[None] * 3][:3]

@@ -44,6 +44,10 @@ class SqlStore(ABC):
         """Return how many runs there are in each status that any run has."""
         return self._reader.counts()
 
+    def runs_without_status(self, limit: int) -> list[str]:
+        """Return ids of runs whose status is none that a run can have: their rows are damaged."""
+        return self._reader.runs_without_status(limit)
+
     def events(
         self, run: str, generation: int, first: int = 1, last: int = LAST, *, only: Sequence[int] = ()
     ) -> list[EventRow]:
