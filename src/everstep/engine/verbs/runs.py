@@ -330,7 +330,7 @@ async def resolve(
     try:
         facts = {"note": note, "by": by, "uncompensated": uncompensated}
         unit = await app.read(resolve_unit, app, claimed, chosen, resolution, payload, **facts)
-    except (Damaged, Misuse):
+    except BaseException:
         await app.returns.give_back(Release(run, claimed.epoch, "held"))
         raise
     _expect_accepted(await app.committer.submit(unit), run)

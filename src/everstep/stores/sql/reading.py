@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from everstep.errors import Damaged
+from everstep.errors import Damaged, StoreUnusable
 from everstep.model.events import EventRow
 from everstep.model.forked import TAG
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
@@ -23,6 +23,8 @@ from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
 from everstep.stores.sql.saved import SavedReading
 from everstep.stores.sql.schedules import schedule_row
+
+T = TypeVar("T")
 
 
 class Reading(ABC):
@@ -190,12 +192,11 @@ class Reading(ABC):
 
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
-        number: int = self._all("restores")[0][0]
-        return number
+        return self._said("restores", int)
 
     def life(self) -> str:
         """Return the store's present life."""
-        return str(self._all("life")[0][0])
+        return self._said("life", str)
 
     def arrival(self, run: str) -> Arrival | None:
         """Return whether, and with which events, a run was imported."""
@@ -204,8 +205,7 @@ class Reading(ABC):
 
     def latest(self) -> int:
         """Return the latest time that a worker of this store has said that it was."""
-        at: int = self._all("latest_time")[0][0]
-        return at
+        return self._said("latest_time", int)
 
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
@@ -228,8 +228,18 @@ class Reading(ABC):
 
     def entropy(self) -> str:
         """Return the random bits of the store's own."""
-        rows = self._all("store_entropy")
-        return str(rows[0][0]) if rows else ""
+        return self._said("store_entropy", str)
+
+    def _said(self, name: str, type_of_it: type[T]) -> T:
+        """Return what the store says of itself, in the table `meta`. Nothing is built on it if it is something else."""
+        rows = self._all(name)
+        found = rows[0][0] if rows else None
+        if not isinstance(found, type_of_it):
+            raise StoreUnusable(
+                f"{self.where} is damaged: what its table `meta` says ({name.replace('_', ' ')}) is of another type "
+                f"({type(found).__name__}). Restore a backup of the store. Nothing was changed."
+            )
+        return found
 
     def effect(self, key: str) -> EffectRow | None:
         """Return who has a key, and its outcome."""

@@ -62,13 +62,18 @@ class SqliteStore(SqlStore):
             self.path, durability=durability, patience=patience, create=create, may_migrate=migrate, vfs=vfs
         )
         self._reader = Reader(reading, self.path)
-        self.entropy = self._reader.entropy()
+        try:
+            self.entropy = self._reader.entropy()
+            self._latest = self.noted = self._reader.latest()
+        except BaseException:
+            reading.close()
+            writing.close()
+            raise
         self._writer = Writer(writing, patience, self.path, Identity(self.path))  # now all its files are there
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"), self._reader.places)
         self._durability: Durability = durability
         self._vfs = vfs
         _open_here.add(self)
-        self._latest = self.noted = self._reader.latest()
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
