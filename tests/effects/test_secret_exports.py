@@ -14,14 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 import everstep
-from everstep import step, workflow
+from everstep import Retry, step, workflow
 from everstep.cli import main
 from everstep.errors import Misuse, SecretsLeftOut
 from tests.effects.secretive import FAILING, losing_token, parent_of_losing_token, secretive
 from tests.effects.shown import MARK, everything_shown, shown_to_programs
 from tests.effects.test_secret_exchange import exchange
 from tests.effects.test_secret_meets import failing_in_a_group, making, saga_of, take_back_step
-from tests.engine.resume_helpers import Machine, declared, scenario
+from tests.engine.resume_helpers import Gate, Machine, declared, scenario
 
 LARGE = 1_000
 
@@ -302,3 +302,100 @@ async def test_an_event_whose_secret_is_gone_from_a_run_that_goes_on_is_damage(m
     await app.signal("r", "go", True)
     await machine.until_status("r", "held")
     assert machine.hold("r").reason == "damaged"
+
+
+GATES: list[Gate] = []
+
+
+@step(effect="read", secret=True)
+async def read_at_a_gate(hint: str) -> str:
+    await GATES[-1].wait()
+    return f"token {MARK}"
+
+
+@step(effect="read", secret=True, retry=Retry(attempts=3, first=600.0, most=600.0))
+async def read_again_later(hint: str) -> str:
+    raise ValueError(f"{MARK} was refused")
+
+
+@workflow(name="secret_approving")
+async def approving() -> None:
+    await everstep.approval("pay", {"card": MARK}, secret=True)
+
+
+@workflow(name="secret_working")
+async def working() -> str:
+    return await read_at_a_gate(MARK)
+
+
+@workflow(name="secret_waiting_to_retry")
+async def waiting_to_retry() -> str:
+    return await read_again_later(MARK)
+
+
+@step(effect="read", secret=True)
+async def losing_what_it_reads(hint: str) -> None:
+    if FAILING:
+        raise ValueError(f"{MARK} was refused")
+
+
+@pytest.mark.parametrize(
+    ("flow", "last"),
+    [(approving, "approval_asked"), (working, "step_started"), (waiting_to_retry, "attempt_failed")],
+)
+@scenario
+async def test_a_run_that_has_not_ended_is_exported_whatever_secret_its_newest_event_has(
+    machine: Machine, flow: Any, last: str
+) -> None:
+    GATES.append(Gate())
+    app = await machine.boot(clock=None)
+    await app.start(flow, id="r")
+    await machine.until(lambda: machine.kinds("r")[-1:] == [last])
+    path = machine.folder / "runs.jsonl"
+    done = await app.export(None, str(path), unfinished="leave")
+    assert (done.runs, done.left_out) == (["r"], ["r"])
+    assert MARK not in all_texts(path)
+    (row,) = [json.loads(line)[1] for line in path.read_text().splitlines() if line.startswith('["run"')]
+    assert row.get("outcome") is None, "it has not ended"
+    GATES.pop().opened.set()
+
+
+@workflow(name="secret_shared_child")
+async def shared_child() -> None:
+    await losing_what_it_reads(MARK)
+
+
+@workflow(name="secret_sharing_parent")
+async def sharing_parent(waits: bool) -> str:
+    child = await everstep.start(shared_child, id="child")
+    if waits:
+        await everstep.receive("go")
+    try:
+        await child.result()
+    except ValueError:
+        return "it failed"
+    return "it went well"
+
+
+@pytest.mark.parametrize("how", ["noted by the parent", "told and not yet taken", "before a retry"])
+@scenario
+async def test_the_secret_error_of_a_child_that_is_not_in_the_file_is_not_in_it(machine: Machine, how: str) -> None:
+    FAILING.add("always")
+    app = await machine.boot(clock=None)
+    assert await app.run(sharing_parent, False, id="first") == "it failed"
+    other = await app.start(sharing_parent, how != "noted by the parent", id="other")
+    if how == "noted by the parent":
+        await other.result()
+    else:
+        await machine.until_status("other", "waiting")
+    await machine.until(lambda: any(one.kind == "child" for one in machine.store.signals("other")))
+    if how == "before a retry":
+        FAILING.clear()
+        await app.retry("child")
+        await machine.until_status("child", "completed")
+    whole, path = machine.folder / "whole.jsonl", machine.folder / "runs.jsonl"
+    done = await app.export(["other"], str(whole), secrets=True, unfinished="leave")
+    assert done.runs == ["other"], "the child is another run's"
+    assert MARK in all_texts(whole)
+    assert (await app.export(["other"], str(path), unfinished="leave")).left_out == ["other"]
+    assert MARK not in all_texts(path)

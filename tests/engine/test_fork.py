@@ -9,7 +9,7 @@ import everstep
 from everstep import step, workflow
 from everstep.engine.history.verify import Recorded, verify_now
 from everstep.engine.verbs.fork import refuse_effects
-from everstep.errors import CrossesOnce, IdConflict, Misuse, Uncompensated, UnknownRun
+from everstep.errors import CrossesOnce, Damaged, IdConflict, Misuse, Uncompensated, UnknownRun
 from everstep.model.events import RunRestored, decode_body
 from everstep.stores.protocol import RunFilter
 from everstep.testing.checker import check, export_histories
@@ -211,7 +211,7 @@ async def test_other_arguments_begin_anew_or_agree_with_what_was_recorded(machin
     with pytest.raises(Misuse, match="event 2 it was step think"):
         await app.fork("r", at=3, args=["moons", "wry"], id="f")
     assert machine.store.run("f") is None
-    with pytest.raises(TypeError):
+    with pytest.raises(Misuse, match="missing the required argument 'tone'"):
         await app.fork("r", at=1, args=["moons"])
     all_is_sound(machine)
 
@@ -574,3 +574,44 @@ async def test_where_a_part_of_the_history_is_lost_nobody_knows_what_would_happe
     with pytest.raises(CrossesOnce, match="lost"):
         refuse_effects("r", last, 1, [restored], app.store, False)
     refuse_effects("r", last, 1, [restored], app.store, True)
+
+
+@scenario
+async def test_a_fork_of_a_generation_that_is_not_there_says_which_there_are(machine: Machine) -> None:
+    app = await done_agent(machine)
+    with pytest.raises(Misuse, match="The run r has only generation 1; 2 is not there"):
+        await app.fork("r", at=1, generation=2)
+    with pytest.raises(Misuse, match="The run r has only generation 1; 7 is not there"):
+        await app.get("r").history(7)
+    await (await app.start(agent, "tides", id="r", on_existing="restart")).result()
+    with pytest.raises(Misuse, match="The run r has the generations 1 to 2; 3 is not there"):
+        await app.fork("r", at=1, generation=3)
+    assert [row.id for row in await app.list()] == ["r"]
+
+
+@scenario
+async def test_a_fork_of_a_run_that_lacks_a_generation_says_that_it_is_damaged(machine: Machine) -> None:
+    app = await done_agent(machine)
+    await machine.stop(app)
+    machine.sql("UPDATE runs SET generation = 4611686018427387904")
+    app = await machine.boot()
+    with pytest.raises(Damaged, match="Generation 2 of run r is not there"):
+        await app.fork("r", at=1, generation=1)
+
+
+@pytest.mark.parametrize("args", [[], ["tides", 2]])
+@scenario
+async def test_a_fork_with_arguments_that_the_workflow_does_not_take_is_a_misuse(
+    machine: Machine, args: list[Any]
+) -> None:
+    app = await done_agent(machine)
+    with pytest.raises(Misuse, match="args= is the list of all arguments of the workflow"):
+        await app.fork("r", at=1, args=args, allow_effects=True)
+
+
+@pytest.mark.parametrize("allowed", [[5], [["pay"]], ["pay", None]])
+@scenario
+async def test_what_a_fork_may_do_once_more_is_named_by_texts(machine: Machine, allowed: list[Any]) -> None:
+    app = await done_agent(machine)
+    with pytest.raises(Misuse, match="allow_effects"):
+        await app.fork("r", at=1, allow_effects=allowed)

@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep import workflow
-from everstep.errors import Damaged, Error
+from everstep.errors import Damaged, Error, Misuse
 
 HALF = "\ud800"
 NOON = "2026-11-16T12:00:00Z"
@@ -216,3 +216,13 @@ def test_no_wrong_value_is_taken_or_raises_an_error_of_pythons_own(kind: str, tm
 
     asyncio.run(main())
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("option", ["threads", "schedules", "runs"])
+@pytest.mark.parametrize("value", [5, ["x"], None, HALF])
+def test_what_is_exported_is_named_by_texts(option: str, value: Any, tmp_path: Path) -> None:
+    with everstep.open(f"sqlite:///{tmp_path}/runs.db") as app:
+        options: dict[str, Any] = {"runs": [], option: [value]}
+        with pytest.raises(Misuse):
+            app.export(options.pop("runs"), str(tmp_path / "file"), **options)
+    assert not (tmp_path / "file").exists()

@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from everstep.model.status import STATUSES
 from everstep.stores.protocol import (
     Accepted,
     Claim,
     HoldRow,
     MarkRestored,
+    NotPosted,
     Post,
     Refused,
     RepairRun,
@@ -19,7 +21,16 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.rows.notifications import NotificationRow
 from everstep.stores.sqlite import SqliteStore
-from tests.stores.kit import Harness, SqliteHarness, append_to, checkpoint_for, claimed, events_after, new_run
+from tests.stores.kit import (
+    Harness,
+    PostgresHarness,
+    SqliteHarness,
+    append_to,
+    checkpoint_for,
+    claimed,
+    events_after,
+    new_run,
+)
 from tests.stores.test_sqlite_faults import break_commit
 
 
@@ -49,6 +60,33 @@ def test_a_history_has_its_row(harness: Harness) -> None:
     harness.start("a")
     harness.start("b")
     assert harness.store.strays() == []
+
+
+def raw(harness: Harness, statement: str) -> None:
+    """Change a row as damage does."""
+    if isinstance(harness, SqliteHarness):
+        harness.sqlite._writer.connection.execute(statement)
+    elif isinstance(harness, PostgresHarness):
+        with harness.caller() as connection:
+            connection.execute(statement.replace("runs", f"{harness.schema}.runs"))
+    else:
+        pytest.skip("no row of it is ever damaged")
+
+
+def test_runs_whose_status_is_none_are_found_and_get_no_post(harness: Harness) -> None:
+    for status in STATUSES:
+        harness.start(status, status=status)
+    assert harness.store.runs_without_status(10) == []
+    wrong = ["", "Held", "a", "cancelled ", "complete", "faile", "heldd", "queue", "runninG", "waitinh", "zzz"]
+    for number, status in enumerate(wrong):
+        harness.start(f"r{number}")
+        raw(harness, f"UPDATE runs SET status = '{status}' WHERE id = 'r{number}'")
+    assert sorted(harness.store.runs_without_status(100)) == sorted(f"r{number}" for number in range(len(wrong)))
+    assert len(harness.store.runs_without_status(3)) == 3
+    assert harness.one(Post("r9", "signal", "go")) == NotPosted("waitinh")  # type: ignore[arg-type]
+    assert harness.store.signals("r9") == []
+    row = claimed(harness.one(Claim("r9", "me", 1, ["waitinh"])))  # type: ignore[list-item]
+    assert row.epoch == 1
 
 
 def test_histories_without_their_rows_are_found(sqlite: SqliteHarness, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import click
 
 from everstep import __version__
 from everstep.cli.doctor_findings import Finding, Verdict, about_troubles
+from everstep.cli.drawing import counts_text
 from everstep.cli.migrating import file_of, schema_version
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.notices import Notices
@@ -19,7 +20,6 @@ from everstep.cli.opening import line_to_paste, reading, store_options
 from everstep.cli.terminal import clean, console, duration, say_json, styled
 from everstep.cli.workers import unserved
 from everstep.errors import Error
-from everstep.model.status import STATUSES
 from everstep.stores.opening import default_url, is_postgres
 from everstep.stores.protocol import Store, WorkerRow
 from everstep.stores.sqlite import SqliteStore
@@ -35,6 +35,7 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 )
 AHEAD_SECONDS: Final = 60.0
 """So far ahead of the machine's clock the store's may be before that is worth a word."""
+NAMED_MAX: Final = 5
 MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "wrong": ("✗", "bold red")}
 
 
@@ -225,8 +226,12 @@ def _life_of(row: WorkerRow, is_held: Callable[[int], bool]) -> str:
 def about_runs(store: Store, url: str | None) -> list[Finding]:
     """Count the runs, and say what waits for a person."""
     counts = store.counts()
-    summary = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts.get(status)) or "none yet"
+    summary = counts_text(counts) or "none yet"
     findings = [Finding("runs", "ok", summary)]
+    if damaged := store.runs_without_status(NAMED_MAX + 1):
+        named = ", ".join(damaged[:NAMED_MAX]) + (", and more" if len(damaged) > NAMED_MAX else "")
+        text = f"{named}: damaged, without a status. Each is put right by {line_to_paste('repair', 'RUN', url=url)}"
+        findings.append(Finding("runs", "wrong", text))
     holds: list[Any] = store.holds()
     if holds:
         reasons = sorted({hold.reason for hold in holds})

@@ -1,13 +1,14 @@
 """Timelines in the terminal: a row for each step, timer, signal and child, with a bar over time."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from everstep.cli.terminal import add_fitted, between, clean, shortened, styled
 from everstep.cli.timeline import Timeline, error_line
 from everstep.cli.timeline_rows import Row
+from everstep.model.status import STATUSES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -239,6 +240,13 @@ def file_of(row: Row) -> str:
 def times(count: int) -> str:
     """Return how often, in words."""
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return how many runs there are in each status; those whose status is none are damaged."""
+    known = [f"{counts[status]} {status}" for status in STATUSES if counts.get(status)]
+    damaged = sum(count for status, count in counts.items() if status not in STATUSES)
+    return ", ".join([*known, *([f"{damaged} damaged, without a status"] if damaged else [])])
 
 
 def status_text(status: str) -> "Text":

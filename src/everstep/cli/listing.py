@@ -5,7 +5,7 @@ from typing import Any
 import click
 import msgspec
 
-from everstep.cli.drawing import status_text
+from everstep.cli.drawing import counts_text, status_text
 from everstep.cli.money import amounts_text, budget_facts, budget_text, standing_of
 from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
 from everstep.cli.tags import parsed_tags
@@ -24,8 +24,7 @@ from everstep.cli.terminal import (
     styled,
 )
 from everstep.cli.workers import unserved_among
-from everstep.engine.history.verify import public_events
-from everstep.errors import Misuse
+from everstep.engine.history.verify import public_events, refuse_generation
 from everstep.model.events import EventRow
 from everstep.model.forked import TAG
 from everstep.model.status import STATUSES
@@ -107,8 +106,7 @@ def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str
     heads = ("run", "workflow", "status", "age", "step", *(["budget"] if has_budgets else []), "arguments")
     print_rows(out, heads, [_cells(row, now, has_budgets=has_budgets) for row in rows], right=frozenset({"age"}))
     total = sum(counts.values())
-    summary = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts.get(one))
-    out.print(styled(f"{len(rows)} of {total} runs ({summary}) in {place}", "dim"))
+    out.print(styled(f"{len(rows)} of {total} runs ({counts_text(counts)}) in {place}", "dim"))
     if counts.get("held"):
         out.print(styled("Held runs wait for a person: " + line_to_paste("holds", url=url), "yellow"))
 
@@ -146,8 +144,8 @@ def history_command(run: str, generation: int | None, archived: bool, url: str |
         if archived:
             _say_archived(store, run, in_json=in_json)
             return
-        if generation is not None and generation > row.generation:
-            raise Misuse(f"The run {run} has {row.generation} generations; {generation} is not one of them.")
+        if generation is not None:
+            refuse_generation(row, generation)
         if in_json:
             events = public_events(store.events(run, generation or row.generation))
             say_json([event._asdict() for event in events])

@@ -128,6 +128,8 @@ def _drawn(facts: dict[str, Any]) -> Any:
     for status in STATUSES:
         if facts["runs"].get(status):
             line.append(f"{facts['runs'][status]} ").append(status_text(status)).append("   ")
+    if damaged := sum(count for status, count in facts["runs"].items() if status not in STATUSES):
+        line.append(f"{damaged} damaged", style="bold red")
     parts: list[Any] = [styled(facts["store"], "dim"), line if line else styled("There are no runs yet.", "dim")]
     if facts["rates"] is not None:
         rates = facts["rates"]

@@ -39,14 +39,29 @@ def create(path: str) -> int:
 
 
 @contextlib.contextmanager
+def naming(path: str) -> Generator[None]:
+    """Say which file the machine refuses to write, and why: the disk is full, the folder is missing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise Misuse(f"{path} cannot be written: {error.strerror}. Nothing is left of it.") from error
+
+
+@contextlib.contextmanager
 def part_file(path: str) -> Generator[tuple[str, BinaryIO]]:
     """Give the name of a new file beside a path, and what writes to it. It goes if the block raises."""
     part = f"{path}.{os.getpid()}-{next(_numbers)}.part"
-    with open(create(part), "wb") as stream:
+    with naming(path):
+        descriptor = create(part)
+    with open(descriptor, "wb") as stream:
         try:
             yield part, stream
         except BaseException:
             os.unlink(part)
+            with contextlib.suppress(OSError):  # a full disk refuses once more what is still in memory
+                stream.close()
             raise
 
 
@@ -76,7 +91,7 @@ def refuse_unwritable(path: str | os.PathLike[str]) -> None:
 def replace(path: str | os.PathLike[str], data: bytes) -> None:
     """Give a file new content, readable by its owner only. The old one stays until the new one is complete."""
     refuse_unwritable(path)
-    with part_file(os.fspath(path)) as (part, stream):
+    with part_file(os.fspath(path)) as (part, stream), naming(os.fspath(path)):
         stream.write(data)
         stream.flush()
         os.replace(part, path)

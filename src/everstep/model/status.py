@@ -23,5 +23,5 @@ ARROWS: Final[dict[Status, frozenset[Status]]] = {
 
 
 def may_become(before: Status, after: Status) -> bool:
-    """Tell whether a run may go from one status to another."""
-    return after in ARROWS[before]
+    """Tell whether a run may go from one status to another. What is no status, as damage leaves it, leads to a hold."""
+    return after in ARROWS.get(before, {"held"})

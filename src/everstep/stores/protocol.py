@@ -341,6 +341,10 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         """Return how many runs there are in each status."""
         ...
 
+    def runs_without_status(self, limit: int) -> list[str]:
+        """Return ids of runs whose status is none that a run can have: their rows are damaged."""
+        ...
+
     def events(
         self, run: str, generation: int, first: int = 1, last: int = LAST, *, only: Sequence[int] = ()
     ) -> list[EventRow]:

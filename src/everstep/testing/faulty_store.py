@@ -62,6 +62,7 @@ METHODS: Final = (
     "signals",
     "slots",
     "strays",
+    "runs_without_status",
     "stream",
     "stream_head",
     "streams",

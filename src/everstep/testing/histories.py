@@ -10,6 +10,7 @@ from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import Delivery, RunFilter, RunRow, Store
 from everstep.stores.rows.keys import EffectFilter, EffectRow
 from everstep.stores.rows.runs import has_moved
+from everstep.stores.rows.transfer import Arrival
 
 PAGE: Final = 500
 KEYS_MAX: Final = 1_000_000
@@ -66,11 +67,21 @@ class RunHistory(msgspec.Struct):
     """The store's own random bits."""
     key: bytes = b""
     """The chain key that it was made with, if it was."""
+    arrival: Arrival | None = None
+    """Up to which event the run was imported, if it was."""
 
     @property
     def is_newest(self) -> bool:
         """Whether the row speaks about this generation."""
         return self.generation == self.row.generation
+
+    def may_know(self, other: "RunHistory", at: int) -> bool:
+        """Tell whether a run which is there now may be the one of that id that this one knew of at a time.
+
+        It may have been deleted since, and another one begun with its id; or this one comes from another store.
+        """
+        begun = other.row.created_at if other.is_newest or not other.events else other.events[0].at
+        return begun <= at and not (self.arrival is not None and other.arrival is None)
 
     @property
     def is_rolled_back(self) -> bool:
@@ -95,6 +106,7 @@ def _histories_of(store: Store, row: RunRow) -> list[RunHistory]:
         signals = store.signals(row.id)
         keys = store.effects(EffectFilter(run=row.id, limit=KEYS_MAX))
         found = [(one, store.events(row.id, one)) for one in store.generations(row.id)]
+        arrival = store.arrival(row.id)
         now = store.run(row.id)
         if now is None or not has_moved(row, now):
             break
@@ -102,7 +114,7 @@ def _histories_of(store: Store, row: RunRow) -> list[RunHistory]:
     return [
         RunHistory(
             *(row, generation, events, signals, [key for key in keys if key.generation == generation]),
-            *(store.entropy, _key_of(store, row.id, events)),
+            *(store.entropy, _key_of(store, row.id, events), arrival),
         )
         for generation, events in found
     ]

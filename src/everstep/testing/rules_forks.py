@@ -19,7 +19,7 @@ def judge_forks(histories: Sequence[RunHistory]) -> list[Violation]:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue  # other rules say so
         other = by_place.get((forked.run, forked.generation)) if forked is not None else None
-        if forked is not None and other is not None:
+        if forked is not None and other is not None and history.may_know(other, forked.at):
             found += _one_fork(history, forked, other)
     return found
 

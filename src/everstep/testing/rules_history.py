@@ -74,6 +74,7 @@ class Shared(msgspec.Struct):
     owner_seq: int
     by: str
     value: tuple[bytes, str]
+    at: int
 
 
 class HistoryJudge:
@@ -222,6 +223,8 @@ class HistoryJudge:
         if event.at < call.due:
             self._broken("L4", "comes before its back-off was over")
         call.attempt, call.due = body.attempt, 0
+        if not call.is_copied:  # a step that waited for its key, or for room in a budget, says only now what undoes it
+            call.compensate = call.compensate or body.compensate
         self._own(call, body)
 
     def _own(self, call: Call, body: Any) -> None:
@@ -257,7 +260,9 @@ class HistoryJudge:
         seq = self._event.seq
         if self._is_copied:
             return
-        self.shared.append(Shared(seq, call.own_key, body.run, body.generation, body.seq, body.by, value))
+        self.shared.append(
+            Shared(seq, call.own_key, body.run, body.generation, body.seq, body.by, value, self._event.at)
+        )
 
     def _call_withheld(self, body: Any) -> None:
         """It stands in the place of a start. A step has no attempt yet; a child may be started later."""

@@ -15,7 +15,7 @@ def judge_keys(judges: Sequence[HistoryJudge]) -> list[Violation]:
     """A key has one owner at a time and one outcome. Who shares that was given the same."""
     owners: dict[str, list[Owner]] = defaultdict(list)
     outcomes: Outcomes = {}
-    generations = {(judge.run, judge.history.generation) for judge in judges}
+    histories = {(judge.run, judge.history.generation): judge.history for judge in judges}
     for judge in judges:
         for call in judge.every_call:
             if call.own_key and call.attempt:
@@ -27,7 +27,8 @@ def judge_keys(judges: Sequence[HistoryJudge]) -> list[Violation]:
     for judge in judges:
         found += _own_rows(judge)
         for shared in judge.shared:
-            if not shared.by and (shared.run, shared.generation) in generations:
+            owner = histories.get((shared.run, shared.generation))
+            if not shared.by and owner is not None and judge.history.may_know(owner, shared.at):
                 found += _one_share(judge, shared, outcomes)
     return found
 

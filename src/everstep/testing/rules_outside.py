@@ -1,5 +1,6 @@
 """The rules that join the histories with the accounts of others: the ledger, the clients, the signals' table."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -145,22 +146,46 @@ def _one_inbox(history: RunHistory, taken: Mapping[int, int]) -> list[Violation]
 
 def judge_children(judges: Sequence[HistoryJudge]) -> list[Violation]:
     """Every child that a history has started is there, and ended as its parent was told."""
-    rows = {judge.run: judge.history.row for judge in judges}
+    histories = {judge.run: judge.history for judge in judges}
     rolled_back = {judge.run for judge in judges if judge.history.is_rolled_back}
     found = []
     for judge in judges:
         for call in judge.calls.values():
             if call.kind != "child_started" or call.is_copied:
                 continue
-            child = rows.get(call.run)
-            if child is None:
-                found.append(Violation("L1", judge.run, call.seq, f"the child run {call.run} is not in the store"))
-            elif call.run in rolled_back:
-                pass  # after its parent was told how it ended
+            there = histories.get(call.run)
+            if there is None:
+                if not _may_be_gone(judge, call):
+                    found.append(Violation("L1", judge.run, call.seq, f"the child run {call.run} is not in the store"))
+                continue
+            child = there.row
+            if call.run in rolled_back or not judge.history.may_know(there, call.outcome_at):
+                pass  # it was rolled back after its parent was told how it ended; or it is another one
             elif call.outcome in ENDED and child.status != call.outcome and child.generation == 1:
                 what = f"the child run {call.run} is {child.status}, and its parent was told {call.outcome}"
                 found.append(Violation("L3", judge.run, call.outcome_seq, what))
     return found
+
+
+def _may_be_gone(judge: HistoryJudge, call: Call) -> bool:
+    """Tell whether a child that is not in the store may have been there.
+
+    One with an id that it was given is shared by all that start it: it is deleted with the parent that came first, or
+    stays where that is when another one is moved. It is never deleted while a parent needs it that was told of its end,
+    and may go on. A child without an id of its own is deleted, and moved, with its parent alone.
+    """
+    history = judge.history
+    if call.outcome == "refused":  # it is another run, which nothing keeps
+        return True
+    if re.fullmatch(rf"{re.escape(judge.run[:170])}(\.g\d+)?(\.r\d+)?\.\d+", call.run):
+        return False
+    came = history.arrival
+    if came is not None and (history.generation, call.seq) <= (came.generation, came.seq):
+        return True
+    if not history.is_newest:  # a fresh history follows no child of the one before
+        return True
+    was_told = any(one.kind == "child" and one.name == call.run for one in history.signals)
+    return was_told and history.row.status in ("completed", "cancelled")
 
 
 def judge_clients(histories: Sequence[RunHistory], lines: Iterable[Entry], *, settled: bool) -> list[Violation]:

@@ -119,6 +119,8 @@ class TendingVerbs:
         if not is_a(allow_effects, bool, list, tuple, set, frozenset):
             wanted_text = 'it is True, or a list of names of steps, such as allow_effects=["pay"]'
             raise refused("allow_effects", allow_effects, wanted_text)
+        for one in () if is_a(allow_effects, bool) else allow_effects:  # type: ignore[union-attr]
+            checked_text("allow_effects", one)
         wanted = fork.Wanted(run, at, generation, args, outcome, id, allow_effects, by, note)
         forked = await fork.fork(self, wanted)
         await self._want_if_declared(forked)
@@ -331,6 +333,8 @@ class TendingVerbs:
         for name, given in (("threads", threads), ("schedules", schedules)):
             if not is_a(given, list, tuple, set, frozenset):
                 raise refused(name, given, "it is a list of names")
+            for one in given:
+                checked_text(name, one)
         where = checked_path("path", path)
         if runs is None:
             others = transfer.everything(self)

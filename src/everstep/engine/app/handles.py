@@ -7,7 +7,14 @@ import msgspec
 
 from everstep.engine.code.recovery_point import verify_whole
 from everstep.engine.code.workflow import DECLARED
-from everstep.engine.history.verify import Event, Recorded, public_events, refuse_deleted, refuse_unreadable
+from everstep.engine.history.verify import (
+    Event,
+    Recorded,
+    public_events,
+    refuse_deleted,
+    refuse_generation,
+    refuse_unreadable,
+)
 from everstep.engine.run.drift import find_drift
 from everstep.engine.run.resume import replay_history
 from everstep.engine.verbs.approve import Approval
@@ -107,6 +114,8 @@ class Run(Generic[T]):
         if generation is not None:
             checked_whole("generation", generation, least=1)
         row = await self.row()
+        if generation is not None:
+            refuse_generation(row, generation)
         events = await self._app.read(self._app.store.events, self.id, generation or row.generation)
         await self._app.read(refuse_deleted, self._app.store, row)  # after the events: they may not be all
         return public_events(events)

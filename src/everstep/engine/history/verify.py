@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from everstep.engine.history.journal import restore_payload
-from everstep.errors import BeingDeleted, Damaged, NewerHistory, SecretsLeftOut, UnknownRun
+from everstep.errors import BeingDeleted, Damaged, Misuse, NewerHistory, SecretsLeftOut, UnknownRun
 from everstep.model.accounts import standing_at
 from everstep.model.chains import ChainKeys
 from everstep.model.collector import paused_collector
@@ -114,6 +114,13 @@ def refuse_deleted(store: Store, row: RunRow) -> None:
             "it is not whole. When it is done, its id is free. If it was cut off, the next `everstep gc`, or a worker "
             "with a retention, ends it."
         )
+
+
+def refuse_generation(row: RunRow, generation: int) -> None:
+    """Raise `Misuse`, saying which there are, if a run has no such generation."""
+    if not 1 <= generation <= row.generation:
+        there = "only generation 1" if row.generation == 1 else f"the generations 1 to {row.generation}"
+        raise Misuse(f"The run {row.id} has {there}; {generation} is not there.")
 
 
 def _standing_at(history: Sequence[Recorded]) -> bytes | None:
@@ -365,8 +372,15 @@ def refuse_unreadable(row: RunRow) -> None:
     """Raise `Damaged` if a row cannot be read, or has a status that there is not."""
     if row.damage:
         raise Damaged(f"The row of run {row.id} is damaged: {row.damage}.")
-    if row.status not in STATUSES:
-        raise Damaged(f"The row of run {row.id} is damaged: there is no status {row.status!r}.")
+    refuse_no_status(row.id, row.status)
+
+
+def refuse_no_status(run: str, status: str) -> None:
+    """Raise `Damaged` if a row has a status that there is not."""
+    if status not in STATUSES:
+        raise Damaged(
+            f"The row of run {run} is damaged: there is no status {status!r}. `everstep repair {run}` puts it right."
+        )
 
 
 def compare_ends(row: RunRow, first: "Recorded", last: "Recorded") -> None:

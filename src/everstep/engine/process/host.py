@@ -512,7 +512,7 @@ class Host(Parts):
             return run in self.drivers
         except Damaged as error:
             log.error("Run %s cannot be taken up: %s", run, error)
-            self._is_untakeable(run)
+            self.cannot_take_up(run)
             return False
         except (StoreError, asyncio.CancelledError):
             self.want(run)  # it may be ours by now, and nobody else would look for it
@@ -538,9 +538,10 @@ class Host(Parts):
     async def leave_alone(self, row: RunRow) -> None:
         """Give a run back that this process cannot read, and do not claim it again."""
         await self.give_back(row)
-        self._is_untakeable(row.id)
+        self.cannot_take_up(row.id)
 
-    def _is_untakeable(self, run: str) -> None:
+    def cannot_take_up(self, run: str) -> None:
+        """Leave a run alone from now on, until it was repaired."""
         self.untakeable.add(run)
         self.wanted.discard(run)
         self.watchers.look_again(run)

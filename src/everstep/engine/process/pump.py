@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from everstep.engine.history.clock import microseconds, ticks_of
 from everstep.engine.process.leases import NEIGHBOURS, Watch
+from everstep.engine.process.without_status import AGAIN_SECONDS, hold_runs_without_status
 from everstep.engine.run.drive import DEATHS_MAX
 from everstep.engine.run.resume import is_supported
 from everstep.engine.run.units import is_delayed
@@ -47,6 +48,7 @@ class Pump:
         self._next_look = 0
         self._owes_look = self._owes_watchers = False
         """Whether a look was wanted and has not succeeded yet; the same for those who wait for runs elsewhere."""
+        self._next_look_at_rows = 0
         self._next_renewal = 0
         self._renewed_ticks = self._ticks()
         self._watch = Watch(app.clock, app.lease)
@@ -151,6 +153,8 @@ class Pump:
                 nudged = bool(await wait("dead workers", self._bury, at)) or nudged
             if app.worker and ticks >= self._watch.next_at:
                 nudged = bool(await wait("leases of others", self._let_lapse)) or nudged
+            if app.recover and ticks >= self._next_look_at_rows and not app.draining:
+                await wait("damaged rows", self._look_at_rows, ticks)
             if app.presence.left:
                 await wait("runs left to others", app.presence.look_again)
             if self._check_watcher is not None:
@@ -240,6 +244,10 @@ class Pump:
         for dead in buried:
             log.info("Worker %s is gone; its runs are free.", dead)
         return bool(buried)
+
+    async def _look_at_rows(self, ticks: int) -> None:
+        await hold_runs_without_status(self.app)
+        self._next_look_at_rows = ticks + microseconds(AGAIN_SECONDS)
 
     async def _let_lapse(self) -> bool:
         neighbours = await self.app.read(self.app.store.neighbours, self.app.worker, NEIGHBOURS)

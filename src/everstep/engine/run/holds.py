@@ -23,7 +23,7 @@ from everstep.engine.code.step_state import StepState
 from everstep.engine.history.damage import Diagnosis
 from everstep.errors import Damaged, FolderBusy, StoreError
 from everstep.model.accounts import Account, as_facts
-from everstep.model.budgets import Amounts
+from everstep.model.budgets import Amounts, Limits
 from everstep.model.untrusted import is_a, text_of, type_name
 from everstep.stores.protocol import HoldRow
 from everstep.stores.rows.keys import EffectRow
@@ -140,9 +140,54 @@ def report_facts(hold: HoldRow) -> dict[str, Any]:
         facts = msgspec.json.decode(hold.report)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         facts = None
-    if not isinstance(facts, dict):
+    if not _is_report(hold.report):
         raise Damaged(f"The report of hold {hold.id} is damaged, so it cannot be resolved.")
-    return facts
+    return Facts(facts, hold=hold.id)
+
+
+class Facts(dict[str, Any]):
+    """What a report says, for a resolution. What it should say and does not is damage."""
+
+    def __init__(self, facts: dict[str, Any], hold: str) -> None:
+        super().__init__(facts)
+        self._hold = hold
+
+    def __missing__(self, name: str) -> Any:
+        raise Damaged(f"The report of hold {self._hold} is damaged: it does not say {name!r}, so this cannot be done.")
+
+
+class _Report(msgspec.Struct):
+    """What the engine and its commands read in reports. One in which any of it is of another type is damaged."""
+
+    call: int = 0
+    attempts: int = 0
+    part: int = 0
+    accepted: dict[int, str] = {}
+    facts: dict[str, msgspec.Raw] = {}
+    grant: Limits | None = None
+    unfinished: list[str] = []
+    by_verb: list[str] = []
+    exported: str | None = None
+    seen: int = 0
+    begun: list[str] = []
+    workers: list[str] = []
+    consequences: dict[str, str] = {}
+    differences: list[dict[str, Any]] = []
+    drift: list[dict[str, Any]] = []
+    began_at: int = 0
+    last_sign_at: int = 0
+    doubted_at: int = 0
+
+
+_decode_report: Final = msgspec.json.Decoder(_Report).decode
+
+
+def _is_report(report: bytes) -> bool:
+    try:
+        _decode_report(report)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def diverged_report(differences: Sequence[Difference]) -> HoldReport:
@@ -302,7 +347,7 @@ def report_of(hold: HoldRow) -> dict[str, Any]:
         report = msgspec.json.decode(hold.report)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
-    return report if isinstance(report, dict) else {}
+    return report if _is_report(hold.report) else {}
 
 
 def consequence_of(report: dict[str, Any], resolution: str) -> str:

@@ -13,7 +13,7 @@ from everstep.codec import ANY, meaning_digest, plain_type
 from everstep.engine.code.approvals import arguments_payload, is_about
 from everstep.engine.code.signals import fitting
 from everstep.engine.history.journal import restore_payload
-from everstep.engine.history.verify import Recorded, load_now
+from everstep.engine.history.verify import Recorded, load_now, refuse_no_status
 from everstep.engine.process.host import Host
 from everstep.engine.verbs.runs import existing_row
 from everstep.errors import ApprovalConflict, Damaged, NotDecodable, NotReadable, RunEnded, UnknownRun
@@ -147,6 +147,8 @@ async def approve(
     verdict = await app.committer.submit(post)
     if isinstance(verdict, NotPosted):
         status = verdict.status or "gone"
+        if verdict.status is not None:
+            refuse_no_status(run, verdict.status)
         raise RunEnded(f"The run {run} has ended ({status}): there is nothing to approve.", status)
     assert isinstance(verdict, Posted)
     if verdict.duplicate:

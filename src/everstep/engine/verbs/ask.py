@@ -13,7 +13,7 @@ import msgspec
 from everstep.codec import ANY, is_same, types_of
 from everstep.engine.code.signals import decode_signal
 from everstep.engine.history.journal import restore_payload
-from everstep.engine.history.verify import check_ends, event_at, load_now
+from everstep.engine.history.verify import check_ends, event_at, load_now, refuse_no_status, refuse_unreadable
 from everstep.engine.process.host import Host
 from everstep.engine.verbs.runs import held_error
 from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded, UnknownRun
@@ -59,6 +59,7 @@ async def posted(app: Host, post: Post) -> Posted:
     if isinstance(verdict, NotPosted):
         if verdict.status is None:
             raise _unknown(app, post.run)
+        refuse_no_status(post.run, verdict.status)
         raise _ended(post, verdict.status, "it had ended before")
     assert isinstance(verdict, Posted)
     crash_point("request.posted")
@@ -79,6 +80,7 @@ async def _answer(app: Host, post: Post, number: int, *, asked_before: bool) -> 
             row = await app.read(app.store.run, post.run)  # before the answer: one that is there when it ends is found
             if row is None:
                 raise _unknown(app, post.run)
+            refuse_unreadable(row)
             answered = await app.read(find_answer, app, row, post.id, number, thorough or row.status in ENDED)
             thorough = False
             if answered is not None:

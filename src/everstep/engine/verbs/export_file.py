@@ -10,7 +10,7 @@ when it is complete and the runs that were exported with `hold` are held where t
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from hashlib import blake2b
 from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
@@ -254,7 +254,7 @@ def check_sound(dumps: Iterable[RunDump], chain: ChainKeys) -> None:
         if not isinstance(verdict, Accepted) or row is None or dump.row.damage:
             raise Damaged(f"The run {dump.row.id} cannot be read: {dump.row.damage or verdict}")
         there = store.generations(row.id)
-        if there != list(range(1, row.generation + 1)):
+        if len(there) != row.generation or there != list(range(1, len(there) + 1)):  # it may say any number
             raise Damaged(f"The run {row.id} should have {row.generation} generations; there are {there}.")
         verify_whole(store, row.id)
         for generation in there[:-1]:
@@ -292,9 +292,11 @@ NO_OUTCOME: Final = b'{"status":"failed","outcome":null}'
 """What is delivered of the end of another run, without its error."""
 
 
-def secretive(dumps: Sequence[RunDump]) -> list[str]:
-    """Return the ids of those runs of a family that have something secret, or have it from another one."""
-    hidden = _failed_in_secret(dumps)
+def secretive(dumps: Sequence[RunDump], hidden: Set[str]) -> list[str]:
+    """Return the ids of those runs of a family that have something secret, or have it from another one.
+
+    hidden: what `failed_in_secret` says.
+    """
     return [dump.row.id for dump in dumps if _is_secretive(dump, hidden)]
 
 
@@ -303,18 +305,50 @@ def lacking(dumps: Sequence[RunDump]) -> list[str]:
     return [dump.row.id for dump in dumps if any(is_left_out(event.body) for _, event in dump.events)]
 
 
-def without(dumps: Sequence[RunDump]) -> list[RunDump]:
-    """Return a family with nothing in it that is secret."""
-    hidden = _failed_in_secret(dumps)
+def without(dumps: Sequence[RunDump], hidden: Set[str]) -> list[RunDump]:
+    """Return a family with nothing in it that is secret. hidden: what `failed_in_secret` says."""
     return [_without(dump, hidden) if _is_secretive(dump, hidden) else dump for dump in dumps]
 
 
-def _failed_in_secret(dumps: Sequence[RunDump]) -> set[str]:
-    """Return the runs whose error is secret: whoever follows one was told of it."""
-    return {dump.row.id for dump in dumps if dump.events and has_secrets(dump.events[-1][1].body)}
+def failed_in_secret(store: Store, dumps: Sequence[RunDump]) -> set[str]:
+    """Return the runs that have failed with a secret error, perhaps before a retry: those that follow one were told it.
+
+    A run that is followed need not be in the family, for several may follow it; then its own history says it, or what a
+    follower noted of its end.
+    """
+    failed = {dump.row.id for dump in dumps for _, event in dump.events if _is_secret_failure(event)}
+    for dump in dumps:
+        failed |= {body.run for _, event in dump.events if (body := _secret_end_of_child(event)) is not None}
+    others = {one.name for dump in dumps for one in dump.deliveries if _tells_of_failure(one)}
+    for run in others - failed - {dump.row.id for dump in dumps}:
+        failed |= {run for one in store.generations(run) if any(map(_is_secret_failure, store.events(run, one)))}
+    return failed
 
 
-def _is_secretive(dump: RunDump, hidden: set[str]) -> bool:
+def _is_secret_failure(event: EventRow) -> bool:
+    return event.kind == "run_failed" and has_secrets(event.body)
+
+
+def _secret_end_of_child(event: EventRow) -> Any:
+    """Return the body of an event that says that a child failed with a secret error."""
+    return decode_body(event.kind, event.body) if event.kind == "child_ended" and has_secrets(event.body) else None
+
+
+class _Told(msgspec.Struct):
+    status: str
+
+
+def _tells_of_failure(one: Delivery) -> bool:
+    """Tell whether a delivery may say how another run failed. What cannot be read may."""
+    if one.kind != "child":
+        return False
+    try:
+        return msgspec.json.decode(one.value, type=_Told).status == "failed"
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return True
+
+
+def _is_secretive(dump: RunDump, hidden: Set[str]) -> bool:
     return (
         any(has_secrets(event.body) for _, event in dump.events)
         or any(b'"secret":true' in row.row for row in dump.archive)
@@ -324,15 +358,15 @@ def _is_secretive(dump: RunDump, hidden: set[str]) -> bool:
     )
 
 
-def _is_told(one: Delivery, hidden: set[str]) -> bool:
-    return one.kind == "child" and one.name in hidden
+def _is_told(one: Delivery, hidden: Set[str]) -> bool:
+    return one.name in hidden and _tells_of_failure(one)
 
 
-def _without(dump: RunDump, hidden: set[str]) -> RunDump:
+def _without(dump: RunDump, hidden: Set[str]) -> RunDump:
     events = [(generation, event._replace(body=without_secrets(event.body))) for generation, event in dump.events]
     needed = {ref for _, event in events for ref in _refs(event)}
     row, last = dump.row, events[-1][1]
-    if row.id in hidden:
+    if row.status == "failed" and _is_secret_failure(dump.events[-1][1]):
         row = msgspec.structs.replace(row, outcome=bytes(decode_body(last.kind, last.body).error))
     return RunDump(
         row,

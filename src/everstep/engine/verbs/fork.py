@@ -27,13 +27,14 @@ from everstep.engine.history.verify import (
     read_now,
     refs_of,
     refuse_deleted,
+    refuse_generation,
     verified,
     verify_payloads,
 )
 from everstep.engine.process.host import Host
 from everstep.engine.run.resume import is_supported, replay
 from everstep.engine.verbs.runs import existing_row
-from everstep.errors import CrossesOnce, IdConflict, Misuse, NotDecodable
+from everstep.errors import CrossesOnce, Damaged, IdConflict, Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.accounts import standing_at
 from everstep.model.carried import carried_step
@@ -290,7 +291,8 @@ async def fork(app: Host, wanted: Wanted) -> str:
     row = await app.read(existing_row, app, wanted.run)
     if not is_supported(row):
         raise Misuse(f"The run {row.id} was made by a newer release, so this one cannot fork it.")
-    generation = wanted.generation or row.generation
+    generation = row.generation if wanted.generation is None else wanted.generation
+    refuse_generation(row, generation)
     wanted_ones = range(generation, row.generation + 1)
     histories = [await app.read(_history, app, row.id, one) for one in wanted_ones]
     point = fork_point(row.id, histories[0], wanted.at)
@@ -316,7 +318,7 @@ def _history(app: Host, run: str, generation: int) -> list[Recorded]:
         else:  # the row knows only the newest head; an older history vouches for itself by its chain
             events = app.store.events(run, generation)
             if not events:
-                raise Misuse(f"The run {run} has no generation {generation}.")
+                raise Damaged(f"Generation {generation} of run {run} is not there.")
             head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
             history = verified(events, msgspec.structs.replace(row, **head), app.store.chain)
         verify_payloads(app.store, row, history, is_newest=generation == row.generation)
@@ -409,7 +411,12 @@ def _noted(event: Recorded, started: ev.RunStarted) -> ev.Body:
 def _arguments(app: Host, workflow: str, args: Sequence[Any], payloads: dict[str, bytes]) -> dict[str, Any]:
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise Misuse("args= is the list of all arguments of the workflow.")
-    encoded = app.codec.encode_arguments(DECLARED.named(workflow).signature, tuple(args), {}, workflow)
+    signature = DECLARED.named(workflow).signature
+    try:
+        signature.normalise(tuple(args), {})
+    except TypeError as error:
+        raise Misuse(f"args= is the list of all arguments of the workflow: {error}.") from None
+    encoded = app.codec.encode_arguments(signature, tuple(args), {}, workflow)
     raw, ref = _packed(encoded.payload, payloads)
     return {"arguments": raw, "arguments_ref": ref, "digest": encoded.digest}
 

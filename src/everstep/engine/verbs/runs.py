@@ -20,7 +20,15 @@ from everstep.engine.history.effects import (
     refuse_retry,
     refuse_rollback,
 )
-from everstep.engine.history.verify import Recorded, load_now, load_verified, refuse_deleted, refuse_without_key
+from everstep.engine.history.verify import (
+    Recorded,
+    load_now,
+    load_verified,
+    refuse_deleted,
+    refuse_no_status,
+    refuse_unreadable,
+    refuse_without_key,
+)
 from everstep.engine.process.host import Host
 from everstep.engine.process.leases import wait_for_lapse
 from everstep.engine.run.holds import asked_report, cannot_accept, consequence_of, report_of
@@ -92,6 +100,7 @@ def told_of_post(app: Host, post: Post, verdict: Verdict, verb: str) -> bool:
     if isinstance(verdict, NotPosted):
         if verdict.status is None:
             raise unknown_run(app, post.run)
+        refuse_no_status(post.run, verdict.status)
         why = f"The run {post.run} has ended ({verdict.status}), so it cannot be {verb}."
         raise RunEnded(why + _what_became_of(app, post, verdict.status), verdict.status)
     assert isinstance(verdict, Posted)
@@ -116,7 +125,7 @@ def _what_became_of(app: Host, post: Post, status: Status) -> str:
 
 async def cancel(app: Host, run: str, reason: str, *, grace: float, now: bool, by: str) -> None:
     """Ask a run to stop. A held run, or with `now` one that nobody drives, ends right here, without its code."""
-    row = await app.read(existing_row, app, run)
+    row = await app.read(readable_row, app, run)
     checked_seconds("grace", grace)
     if row.status == "held":
         await resolve(app, run, "cancel", hold=None, value=None, note=reason, by=by)
@@ -154,7 +163,7 @@ def _is_unsettled(app: Host, row: RunRow) -> bool:
 
 async def retry(app: Host, run: str, by: str, *, across_once: bool = False) -> None:
     """Let a failed run go on from what failed. If that was a child run, the child is retried first."""
-    row = await app.read(existing_row, app, run)
+    row = await app.read(readable_row, app, run)
     if row.status != "failed":
         raise RunActive(f"The run {run} is {row.status}; only a failed run can be retried.")
     row, history = await app.read(load_now, app.store, row)
@@ -228,7 +237,7 @@ async def hold(app: Host, run: str, note: str, by: str) -> None:
     What is driven in this process goes through the inbox as well: the hold may have to wait for a step that must not be
     cut off, and is durable meanwhile.
     """
-    row = await app.read(existing_row, app, run)
+    row = await app.read(readable_row, app, run)
     report = asked_report(note, by)
     if row.status == "held":
         raise HoldConflict(f"The run {run} is held already.")
@@ -251,7 +260,7 @@ async def hold(app: Host, run: str, note: str, by: str) -> None:
 
 async def rollback(app: Host, run: str, note: str, *, by: str, uncompensated: bool) -> None:
     """Let what a run did be undone. An unfinished run stops for that; an ended one is taken up once more."""
-    row = await app.read(existing_row, app, run)
+    row = await app.read(readable_row, app, run)
     if row.status == "held":
         how = {"uncompensated": uncompensated, "by_verb": True}
         await resolve(app, run, "rollback", hold=None, value=None, note=note, by=by, **how)
@@ -316,6 +325,7 @@ async def resolve(
     if resolution == "repair":
         await repair(app, run, note=note, by=by)
         return
+    await app.read(readable_row, app, run)
     payload = app.codec.encode(value, ANY, "the value for --skip") if resolution in ("skip", "done") else b""
     claimed = await _claim(app, run, ("held",))
     if claimed is None:
@@ -323,7 +333,7 @@ async def resolve(
     try:
         facts = {"note": note, "by": by, "uncompensated": uncompensated}
         unit = await app.read(resolve_unit, app, claimed, chosen, resolution, payload, **facts)
-    except (Damaged, Misuse):
+    except BaseException:
         await app.returns.give_back(Release(run, claimed.epoch, "held"))
         raise
     _expect_accepted(await app.committer.submit(unit), run)
@@ -378,6 +388,13 @@ def existing_row(app: Host, run: str) -> RunRow:
     if row is None:
         raise unknown_run(app, run)
     refuse_deleted(app.store, row)
+    return row
+
+
+def readable_row(app: Host, run: str) -> RunRow:
+    """Return a run's row, or say that there is none, or that it is damaged."""
+    row = existing_row(app, run)
+    refuse_unreadable(row)
     return row
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from everstep.engine.history.journal import unpacked
 from everstep.engine.history.streams import HISTORY_POSITIONS, Reader
-from everstep.engine.history.verify import refuse_deleted
+from everstep.engine.history.verify import refuse_deleted, refuse_unreadable
 from everstep.engine.process.host import Host
 from everstep.errors import Damaged, Misuse, SecretsLeftOut, UnknownRun
 from everstep.model import events as ev
@@ -128,4 +128,5 @@ def _row(app: Host, run: str) -> RunRow:
     if row is None:
         raise UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
     refuse_deleted(app.store, row)
+    refuse_unreadable(row)  # it has no end that would be seen
     return row

@@ -22,6 +22,7 @@ from everstep.engine.verbs.export_file import (
     Mode,
     Writing,
     check_sound,
+    failed_in_secret,
     lacking,
     note_of,
     read_families,
@@ -35,7 +36,7 @@ from everstep.engine.verbs.runs import existing_row
 from everstep.engine.verbs.schedules import existing_schedule
 from everstep.errors import Damaged, IdConflict, Misuse, RunActive, ThreadActive
 from everstep.model.ids import checked_run_id
-from everstep.model.own_files import name_new, part_file
+from everstep.model.own_files import name_new, naming, part_file
 from everstep.model.schedules import wake_time
 from everstep.model.status import ENDED, UNFINISHED
 from everstep.stores.protocol import Accepted, Claim, Claimed, Release, RunFilter, RunRow
@@ -284,7 +285,8 @@ async def export(
         epochs = {row.id: row.epoch for row in claimed}
         with part_file(path) as (part, stream):
             writing = partial(_write, app, families, others, stream, mode, epochs, secrets=secrets)
-            done = await app.elsewhere.call(writing)
+            with naming(path):
+                done = await app.elsewhere.call(writing)
             await _hold(app, claimed, path, by)
             if mode == "hold":
                 await pause(app, others.schedules, f"exported to {os.path.basename(path)}", by)
@@ -402,7 +404,8 @@ def _write(
         for dump in dumps:
             is_doubted = may_lack(app.store, life, dump.row.id, dump.row.generation, note_of(dump))
             dump.arrivals = [_arrival(dump, doubted=True)] if is_doubted else []
-        secret = [] if secrets else secretive(dumps)
+        hidden = set() if secrets else failed_in_secret(app.store, dumps)
+        secret = [] if secrets else secretive(dumps, hidden)
         if secret and mode == "hold" and unfinished_of(dumps):
             raise Misuse(
                 f"{_named(secret)} have secret outcomes. They, or runs that depend on them, go on where the file is "
@@ -410,7 +413,7 @@ def _write(
                 "store. Nothing was exported."
             )
         done.left_out += secret
-        writing.family(without(dumps) if secret else dumps)
+        writing.family(without(dumps, hidden) if secret else dumps)
     done.items = write(app, others, writing)
     writing.end()
     return done
@@ -440,6 +443,11 @@ def _name_file(part: str, path: str) -> None:
             f"{path} was made by somebody else meanwhile, and nothing is ever overwritten. The export is complete: it "
             f"is {part}. Give it another name."
         ) from None
+    except OSError as error:
+        raise Misuse(
+            f"{path} cannot be given its name: {error.strerror}. The export is complete: it is {part}. Keep it, and "
+            "give it another name: runs that were exported with 'hold' go on where it is imported."
+        ) from error
 
 
 # -- importing ----------------------------------------------------------------------------------------------------

@@ -614,7 +614,7 @@ WHERE run = $1;
 -- a number.) The id of a `child` or `key` delivery is a call, which comes again.
 INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
 SELECT $1, $2, $3, $4, $5, $6, 'pending' FROM everstep.runs
-WHERE runs.id = $1 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+WHERE runs.id = $1 AND runs.status IN ('queued', 'running', 'waiting', 'held')
     AND NOT EXISTS (
         SELECT 1 FROM everstep.signals AS there
         WHERE there.run = $1 AND there.kind = $2 AND there.id = $4 AND there.id <> ''
@@ -630,7 +630,7 @@ SELECT number, state FROM everstep.signals WHERE run = $1 AND kind = $2 AND id =
 -- What was undelivered and is sent again to a run that has not ended.
 UPDATE everstep.signals SET state = 'pending', name = $3, value = $4, at = $5
 WHERE number = $1 AND EXISTS (
-    SELECT 1 FROM everstep.runs WHERE runs.id = $2 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+    SELECT 1 FROM everstep.runs WHERE runs.id = $2 AND runs.status IN ('queued', 'running', 'waiting', 'held')
 )
 RETURNING number;
 
@@ -1331,6 +1331,20 @@ FROM everstep.runs WHERE parent = $1 ORDER BY created_at, id;
 -- name: counts
 -- From the index alone.
 SELECT status, pg_catalog.count(*) FROM everstep.runs GROUP BY status ORDER BY status;
+
+-- name: runs_without_status
+-- Damaged rows: those whose status is none. What lies between the statuses, in their order, is looked for in the index,
+-- so that it does not matter how many runs there are.
+SELECT id FROM everstep.runs
+WHERE status < 'cancelled'
+    OR (status > 'cancelled' AND status < 'completed')
+    OR (status > 'completed' AND status < 'failed')
+    OR (status > 'failed' AND status < 'held')
+    OR (status > 'held' AND status < 'queued')
+    OR (status > 'queued' AND status < 'running')
+    OR (status > 'running' AND status < 'waiting')
+    OR status > 'waiting'
+LIMIT $1;
 
 -- name: events
 -- Row by row, for a history that is too long for one value, or whose texts are damaged.

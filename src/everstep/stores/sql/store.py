@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from everstep.errors import Damaged
+from everstep.errors import Damaged, StoreUnusable
 from everstep.model.events import EventRow
 from everstep.model.forked import TAG
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
@@ -34,6 +34,8 @@ from everstep.stores.sql.rows import (
 )
 from everstep.stores.sql.saved import SavedReading
 from everstep.stores.sql.schedules import schedule_row
+
+T = TypeVar("T")
 
 
 class Reading(Protocol):
@@ -139,6 +141,10 @@ class SqlStore(ABC):
         """Return how many runs there are in each status that any run has."""
         return {text(status): count for status, count in self._all("counts")}
 
+    def runs_without_status(self, limit: int) -> list[str]:
+        """Return ids of runs whose status is none that a run can have: their rows are damaged."""
+        return [text(id) for (id,) in self._all("runs_without_status", limit)]
+
     def events(
         self, run: str, generation: int, first: int = 1, last: int = LAST, *, only: Sequence[int] = ()
     ) -> list[EventRow]:
@@ -210,12 +216,11 @@ class SqlStore(ABC):
 
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
-        number: int = self._all("restores")[0][0]
-        return number
+        return self._said("restores", int)
 
     def life(self) -> str:
         """Return the store's present life."""
-        return str(self._all("life")[0][0])
+        return self._said("life", str)
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything that there is of a run, as of one moment."""
@@ -232,8 +237,7 @@ class SqlStore(ABC):
 
     def _read_latest(self) -> int:
         """Return the latest time that a worker of this store has said that it was."""
-        at: int = self._all("latest_time")[0][0]
-        return at
+        return self._said("latest_time", int)
 
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
@@ -255,8 +259,18 @@ class SqlStore(ABC):
             raise Damaged(f"{self._reader.where} has a hold whose row is damaged.") from error
 
     def _read_entropy(self) -> str:
-        rows = self._all("store_entropy")
-        return str(rows[0][0]) if rows else ""
+        return self._said("store_entropy", str)
+
+    def _said(self, name: str, wanted: type[T]) -> T:
+        """Return what the store says of itself, in the table `meta`. Nothing is built on it if it is something else."""
+        rows = self._all(name)
+        found = rows[0][0] if rows else None
+        if not isinstance(found, wanted):
+            raise StoreUnusable(
+                f"{self._reader.where} is damaged: what its table `meta` says ({name.replace('_', ' ')}) is of another type "
+                f"({type(found).__name__}). Restore a backup of the store. Nothing was changed."
+            )
+        return found
 
     def effect(self, key: str) -> EffectRow | None:
         """Return who has a key, and its outcome."""

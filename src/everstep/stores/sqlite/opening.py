@@ -153,9 +153,9 @@ def version_of(connection: apsw.Connection, path: str) -> int:
     if application != APPLICATION_ID:
         raise StoreUnusable(f"{path} is not a store: it is a SQLite database of something else. Nothing was changed.")
     versions: list[Row] = connection.execute(query("schema_version")).fetchall()
-    version: int = versions[0][0]
+    version = _whole(versions, path, "the version of its schema")
     known = len(migrations())
-    if version > known and (version > known + 1 or _works_with(connection, version) > known):
+    if version > known and (version > known + 1 or _works_with(connection, version, path) > known):
         raise StoreUnusable(
             f"{path} has version {version} of the schema, made by a newer release of Everstep; this one knows "
             f"version {known}, and cannot live with it. Install the newer release. Nothing was changed."
@@ -163,9 +163,20 @@ def version_of(connection: apsw.Connection, path: str) -> int:
     return version
 
 
-def _works_with(connection: apsw.Connection, version: int) -> int:
+def _works_with(connection: apsw.Connection, version: int, path: str) -> int:
     rows: list[Row] = connection.execute(query("works_with")).fetchall()
-    return int(rows[0][0]) if rows else version
+    return _whole(rows, path, "the version that works with it") if rows else version
+
+
+def _whole(rows: list[Row], path: str, what: str) -> int:
+    """Return a version that the table `meta` says. With another one than was written, migrations would run anew."""
+    number = rows[0][0] if rows else None
+    if type(number) is not int or number < 1:
+        raise StoreUnusable(
+            f"{path} is damaged: {what}, in its table `meta`, is none ({type(number).__name__}). Restore a backup of "
+            "the file. Nothing was changed."
+        )
+    return number
 
 
 def open_writing(path: str, *, durability: Durability, patience: Patience, vfs: str | None) -> apsw.Connection:

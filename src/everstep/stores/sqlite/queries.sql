@@ -389,7 +389,7 @@ WHERE run = ?1;
 -- a number.) The id of a `child` or `key` delivery is a call, which comes again.
 INSERT INTO signals (run, kind, name, id, value, at, state)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'pending' FROM runs
-WHERE runs.id = ?1 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+WHERE runs.id = ?1 AND runs.status IN ('queued', 'running', 'waiting', 'held')
     AND NOT EXISTS (
         SELECT 1 FROM signals AS there
         WHERE there.run = ?1 AND there.kind = ?2 AND there.id = ?4 AND there.id <> ''
@@ -405,7 +405,7 @@ SELECT number, state FROM signals WHERE run = ?1 AND kind = ?2 AND id = ?3 AND i
 -- What was undelivered and is sent again to a run that has not ended.
 UPDATE signals SET state = 'pending', name = ?3, value = ?4, at = ?5
 WHERE number = ?1 AND EXISTS (
-    SELECT 1 FROM runs WHERE runs.id = ?2 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+    SELECT 1 FROM runs WHERE runs.id = ?2 AND runs.status IN ('queued', 'running', 'waiting', 'held')
 )
 RETURNING number;
 
@@ -920,6 +920,20 @@ FROM runs INDEXED BY runs_parent WHERE parent = ? ORDER BY created_at, id;
 -- name: counts
 -- From the index alone.
 SELECT CAST(status AS BLOB), count(*) FROM runs INDEXED BY runs_status GROUP BY status ORDER BY status;
+
+-- name: runs_without_status
+-- Damaged rows: those whose status is none. What lies between the statuses, in their order, is looked for in the index,
+-- so that it does not matter how many runs there are.
+SELECT CAST(id AS BLOB) FROM (
+    SELECT id FROM runs INDEXED BY runs_status WHERE status < 'cancelled'
+    UNION ALL SELECT id FROM runs INDEXED BY runs_status WHERE status > 'cancelled' AND status < 'completed'
+    UNION ALL SELECT id FROM runs INDEXED BY runs_status WHERE status > 'completed' AND status < 'failed'
+    UNION ALL SELECT id FROM runs INDEXED BY runs_status WHERE status > 'failed' AND status < 'held'
+    UNION ALL SELECT id FROM runs INDEXED BY runs_status WHERE status > 'held' AND status < 'queued'
+    UNION ALL SELECT id FROM runs INDEXED BY runs_status WHERE status > 'queued' AND status < 'running'
+    UNION ALL SELECT id FROM runs INDEXED BY runs_status WHERE status > 'running' AND status < 'waiting'
+    UNION ALL SELECT id FROM runs INDEXED BY runs_status WHERE status > 'waiting'
+) LIMIT ?;
 
 -- name: events_packed
 -- A whole history in one row, for the same reason as above: row by row, a busy thread makes loading 10,000 events take

@@ -63,13 +63,18 @@ class SqliteStore(SqlStore):
         )
         self._reader = Reader(reading, self.path)
         self._read_with(self._reader)
-        self.entropy = self._read_entropy()
+        try:
+            self.entropy = self._read_entropy()
+            self._latest = self.noted = self._read_latest()
+        except BaseException:
+            reading.close()
+            writing.close()
+            raise
         self._writer = Writer(writing, patience, self.path, Identity(self.path))  # now all its files are there
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"), self._reader.places)
         self._durability: Durability = durability
         self._vfs = vfs
         _open_here.add(self)
-        self._latest = self.noted = self._read_latest()
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
