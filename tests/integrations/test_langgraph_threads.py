@@ -17,7 +17,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 import everstep
-from everstep.errors import Damaged, ThreadActive
+from everstep.errors import Damaged, Misuse, ThreadActive
 from everstep.integrations.langgraph import EverstepSaver
 from tests.waiting import wait_until
 
@@ -418,3 +418,53 @@ def test_no_checkpoint_that_a_call_goes_back_to_keeps_the_thread(
         except EmptyInputError as error:
             kept.append(error)
         assert one.ground.saved.owner("t").owner is None  # type: ignore[union-attr]
+
+
+# -- an app that is closed ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("calls", ["a step", "nothing"])
+@pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
+def test_a_graph_whose_app_is_closed_under_it_is_told_so_and_can_go_on_elsewhere(
+    use_async: bool, calls: str, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    PAID.clear()
+
+    def node(state: State) -> State:
+        if not go_on.is_set():
+            begun.set()
+            assert go_on.wait(60)
+        return {"log": [pay(5) if calls == "a step" else "node"]}
+
+    with ThreadPoolExecutor(1) as pool:
+        with everstep.open(url) as shared:
+            saver = EverstepSaver(shared)
+            made = app(node, saver)
+            running = pool.submit(call, made, {"log": []}, CONFIG, use_async)
+            assert begun.wait(60)
+        go_on.set()
+        with pytest.raises(Misuse, match="closed"):
+            running.result(60)
+    uses: list[Callable[[], Any]] = [
+        lambda: call(made, {"log": []}, CONFIG, use_async),
+        lambda: made.get_state(CONFIG),
+        shared.list,
+        shared.get("r").status,
+    ]
+    for use in uses:
+        with pytest.raises(Misuse, match="closed"):
+            use()
+    shared.close()
+    assert "cannot be given back" not in caplog.text
+    with EverstepSaver(url) as other:
+        assert app(node, other).invoke(None, CONFIG)["log"][0] == "first"
+    assert len(PAID) == (calls == "a step")
+
+
+def test_a_saver_that_is_closed_says_so(file_url: str) -> None:
+    saver = EverstepSaver(file_url)
+    made = app(ends_by_itself, saver)
+    made.invoke({"log": []}, CONFIG)
+    saver.close()
+    for use_async in (False, True):
+        with pytest.raises(Misuse, match="closed"):
+            call(made, {"log": []}, CONFIG, use_async)

@@ -188,7 +188,12 @@ class Ground:
         The threads are the ground's own: when the store does not answer, those of the application stay free.
         """
         call = partial(contextvars.copy_context().run, function, *args)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        try:
+            waiting = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except RuntimeError:
+            _ = self.blocking.loop  # it says if it is closed
+            raise
+        return await waiting
 
     # -- running threads ------------------------------------------------------------------------------------------
     def take(self, right: Right) -> Right:
@@ -250,6 +255,8 @@ class Ground:
             except StoreError as error:
                 log.error("The thread %s cannot be given back just now: %s", right.thread, error)
                 self.free_later(right)
+            except Misuse:
+                pass  # the app is closed, and with its worker all threads are free
 
     def free_later(self, right: Right) -> None:
         """Give a right back in the background, until the store takes it: no other process could run the thread.
