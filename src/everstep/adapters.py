@@ -3,7 +3,7 @@
 from everstep.codec.kinds import kind_of, private_values
 from everstep.effects.surroundings import CURRENT, Outside, call_outside_with
 from everstep.engine.app.blocking import stream_of
-from everstep.engine.app.ground import Ground, ground_of
+from everstep.engine.app.ground import Ground, Right, ground_of
 from everstep.engine.code.calls import INLINE
 from everstep.engine.code.loop import Generators
 from everstep.engine.history.saved import (
@@ -43,6 +43,7 @@ __all__ = [
     "Ground",
     "Outside",
     "Ref",
+    "Right",
     "SavedItem",
     "SavedPart",
     "SavedState",

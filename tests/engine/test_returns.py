@@ -7,7 +7,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app.ground import Ground
+from everstep.engine.app.ground import Ground, Right
 from everstep.errors import Misuse, StoreError, StoreFull
 from everstep.stores.protocol import Release
 from everstep.stores.rows.saved import FreeThread
@@ -57,11 +57,11 @@ def test_a_thread_that_the_store_did_not_take_back_is_given_back_later(
             return commit(operation, **options)
 
         monkeypatch.setattr(ground, "commit", refuse)
-        ground.free(ground.take("t", app))
+        ground.free(ground.take(Right("t", app)))
         wait_until(lambda: ground.saved.owner("t").owner is None)  # type: ignore[union-attr]
         refusals = 1
-        ground.free(ground.take("t", app))
-        right = ground.take("t", app)  # at the same epoch: what is owed must not be given back now
+        ground.free(ground.take(Right("t", app)))
+        right = ground.take(Right("t", app))  # at the same epoch: what is owed must not be given back now
         ground._free_owed()
         assert ground.saved.owner("t").owner == ground.worker  # type: ignore[union-attr]
         ground.free(right)

@@ -8,14 +8,16 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypedDict
+from unittest.mock import Mock
 
 import pytest
 from langchain_core.runnables import RunnableConfig
+from langgraph.errors import EmptyInputError
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 import everstep
-from everstep.errors import ThreadActive
+from everstep.errors import Damaged, Misuse, ThreadActive
 from everstep.integrations.langgraph import EverstepSaver
 from tests.waiting import wait_until
 
@@ -302,3 +304,167 @@ def test_a_graph_that_goes_with_the_garbage_gives_its_thread_back(both: tuple[Ev
         gc.enable()
     wait_until(lambda: one.ground.saved.owner("t").owner is None, "the thread is given back")  # type: ignore[union-attr]
     app(ends_by_itself, other).invoke({"log": []}, CONFIG)
+
+
+# -- calls that fail while they begin -------------------------------------------------------------------------------
+def asks_twice(saver: EverstepSaver) -> Any:
+    graph = StateGraph(State)
+    for name in ("a", "b"):
+        graph.add_node(name, lambda state: {"log": [interrupt("?")]})
+        graph.add_edge(START, name)
+    return graph.compile(checkpointer=saver)
+
+
+def call(made: Any, given: Any, config: Any, use_async: bool, **options: Any) -> Any:
+    return asyncio.run(made.ainvoke(given, config, **options)) if use_async else made.invoke(given, config, **options)
+
+
+@pytest.mark.parametrize("durability", ["async", "exit"])
+@pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
+def test_a_call_that_langgraph_refuses_as_it_begins_gives_its_thread_back(
+    use_async: bool, durability: Any, both: tuple[EverstepSaver, EverstepSaver]
+) -> None:
+    one, other = both
+    made = asks_twice(one)
+    kept: list[BaseException] = []  # with its frames, as whoever is told in an `except` has it
+    empty: Any = {"configurable": {"thread_id": "empty"}}
+    with pytest.raises(EmptyInputError) as failed:
+        call(made, None, empty, use_async, durability=durability)
+    kept.append(failed.value)
+    asked = call(made, {"log": []}, CONFIG, use_async)["__interrupt__"]
+    strict: Any = {"configurable": {"thread_id": "t", "__pregel_strict_resume": True}}
+    for given, config in (
+        (Command(resume="x"), CONFIG),
+        (Command(resume={"0" * 32: "x"}), strict),
+        (Command(), CONFIG),
+    ):
+        try:
+            call(made, given, config, use_async, durability=durability)
+        except Exception as error:  # noqa: BLE001 - which it is differs between releases of LangGraph
+            kept.append(error)
+    assert len(kept) >= 3
+    for thread in ("t", "empty"):
+        assert (there := one.ground.saved.owner(thread)) is None or there.owner is None
+    answers = Command(resume={one.id: "yes" for one in asked})
+    assert call(asks_twice(other), answers, CONFIG, use_async)["log"] == ["yes", "yes"]
+    assert call(asks_twice(other), {"log": []}, empty, use_async)["__interrupt__"]
+
+
+@pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
+def test_a_call_whose_checkpoint_cannot_be_read_gives_its_thread_back(
+    use_async: bool, both: tuple[EverstepSaver, EverstepSaver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = both
+    made = app(ends_by_itself, one)
+    made.invoke({"log": []}, CONFIG)
+    kept: list[BaseException] = []
+    for broken in ("find", "writes"):
+        with monkeypatch.context() as patched:
+            patched.setattr(one.threads, broken, Mock(side_effect=Damaged("It is not what was written.")))
+            with pytest.raises(Damaged) as failed:
+                call(made, {"log": []}, CONFIG, use_async)
+        kept.append(failed.value)
+        assert one.ground.saved.owner("t").owner is None  # type: ignore[union-attr]
+        assert call(made, {"log": []}, CONFIG, use_async)["log"]
+    assert call(app(ends_by_itself, other), {"log": []}, CONFIG, use_async)["log"]
+
+
+@pytest.mark.parametrize("stopped", ["before", "after"])
+def test_a_call_that_is_cut_off_while_it_takes_its_thread_gives_it_back(
+    stopped: str, both: tuple[EverstepSaver, EverstepSaver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the right on a thread, which goes on with that when the call has ended already."""
+    one, other = both
+    made = app(ends_by_itself, one)
+    taking, go_on = threading.Event(), threading.Event()
+    take = one.ground._try_to_take
+
+    def slowly(thread: str) -> Any:
+        verdict = take(thread) if stopped == "after" else None
+        taking.set()
+        assert go_on.wait(60)
+        return verdict or take(thread)
+
+    async def main() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(one.ground, "_try_to_take", slowly)
+            running = asyncio.create_task(made.ainvoke({"log": []}, CONFIG))
+            await asyncio.to_thread(taking.wait, 60)
+            running.cancel()
+            await asyncio.sleep(0)
+            running.cancel()  # whoever is in a hurry says it again
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        go_on.set()
+        assert (await made.ainvoke({"log": []}, CONFIG))["log"]
+
+    asyncio.run(main())
+    wait_until(lambda: one.ground.saved.owner("t").owner is None, "the thread is given back")  # type: ignore[union-attr]
+    assert app(ends_by_itself, other).invoke({"log": []}, CONFIG)["log"]
+
+
+@pytest.mark.parametrize("durability", ["async", "exit"])
+@pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
+def test_no_checkpoint_that_a_call_goes_back_to_keeps_the_thread(
+    use_async: bool, durability: Any, both: tuple[EverstepSaver, EverstepSaver]
+) -> None:
+    one, _ = both
+    made = asks_twice(one)
+    call(made, {"log": []}, CONFIG, use_async, durability=durability)
+    kept: list[BaseException] = []
+    for state in list(made.get_state_history(CONFIG)):
+        try:
+            call(made, None, state.config, use_async, durability=durability)
+        except EmptyInputError as error:
+            kept.append(error)
+        assert one.ground.saved.owner("t").owner is None  # type: ignore[union-attr]
+
+
+# -- an app that is closed ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("calls", ["a step", "nothing"])
+@pytest.mark.parametrize("use_async", [False, True], ids=["sync", "async"])
+def test_a_graph_whose_app_is_closed_under_it_is_told_so_and_can_go_on_elsewhere(
+    use_async: bool, calls: str, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    PAID.clear()
+
+    def node(state: State) -> State:
+        if not go_on.is_set():
+            begun.set()
+            assert go_on.wait(60)
+        return {"log": [pay(5) if calls == "a step" else "node"]}
+
+    with ThreadPoolExecutor(1) as pool:
+        with everstep.open(url) as shared:
+            saver = EverstepSaver(shared)
+            made = app(node, saver)
+            running = pool.submit(call, made, {"log": []}, CONFIG, use_async)
+            assert begun.wait(60)
+        go_on.set()
+        with pytest.raises(Misuse, match="closed"):
+            running.result(60)
+    uses: list[Callable[[], Any]] = [
+        lambda: call(made, {"log": []}, CONFIG, use_async),
+        lambda: made.get_state(CONFIG),
+        shared.list,
+        shared.get("r").status,
+    ]
+    for use in uses:
+        with pytest.raises(Misuse, match="closed"):
+            use()
+    shared.close()
+    assert "cannot be given back" not in caplog.text
+    with EverstepSaver(url) as other:
+        assert app(node, other).invoke(None, CONFIG)["log"][0] == "first"
+    assert len(PAID) == (calls == "a step")
+
+
+def test_a_saver_that_is_closed_says_so(file_url: str) -> None:
+    saver = EverstepSaver(file_url)
+    made = app(ends_by_itself, saver)
+    made.invoke({"log": []}, CONFIG)
+    saver.close()
+    for use_async in (False, True):
+        with pytest.raises(Misuse, match="closed"):
+            call(made, {"log": []}, CONFIG, use_async)

@@ -1,9 +1,12 @@
 """Strands' sessions in an Everstep store: durable when a write returns, seen by whoever comes next."""
 
+import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from strands import Agent
+from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.multiagent import GraphBuilder, Swarm
 from strands.multiagent.base import MultiAgentBase
@@ -220,6 +223,48 @@ def test_an_agent_that_another_one_has_gone_on_with_is_refused_until_its_session
     texts = [one["content"][0]["text"] for one in ours.messages]
     assert texts == ["first", "one", "second", "two", "third", "three"]
     manager.close()
+
+
+@pytest.mark.parametrize("tools", [0, 1])
+def test_a_call_that_is_refused_in_its_middle_says_what_of_it_was_written(tools: int, url: str) -> None:
+    """While its model answers, or its tool works, another process goes on with the session."""
+
+    def meanwhile() -> None:
+        theirs, other = chat(url, "one", "two", "three")
+        theirs("theirs")
+        other.close()
+
+    @tool
+    def look() -> str:
+        """Look."""
+        if tools:
+            meanwhile()
+        return "seen"
+
+    class Answering(ScriptedModel):
+        async def stream(self, messages: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+            if not tools:
+                await asyncio.to_thread(meanwhile)
+            async for chunk in super().stream(messages, *args, **kwargs):
+                yield chunk
+
+    manager = EverstepSessionManager("chat", url=url)
+    answers: list[Any] = [[("look", {})], "done"]
+    ours = Agent(model=Answering(*answers), tools=[look], session_manager=manager, callback_handler=None)
+    with pytest.raises(SessionException) as refused:
+        ours("ours")
+    said_of = "messages 0 to 1" if tools else "message 0"
+    assert f"Of this call, {said_of} of the agent default had been written before" in str(refused.value)
+    assert "repeat" not in str(refused.value)
+    with pytest.raises(SessionException, match="Nothing of this call was written") as again:
+        ours("once more")
+    assert "repeat the call" in str(again.value)
+    manager.close()
+    repository = EverstepRepository(url)
+    stored = [one.to_message() for one in repository.list_messages("chat", "default")]
+    texts = [one["content"][-1].get("text") for one in stored if one["role"] == "user"]
+    assert [text for text in texts if text] == ["ours", "theirs"]
+    repository.close()
 
 
 def test_a_message_that_is_written_again_is_written_once_and_another_one_is_refused(url: str) -> None:

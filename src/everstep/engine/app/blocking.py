@@ -5,6 +5,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
 
 from everstep.engine.app.app import App
@@ -41,6 +42,8 @@ class BlockingApp:
         self._process = os.getpid()
         self.ground: Ground | None = None
         """What adapters on this app share."""
+        self._asked: set[concurrent.futures.Future[Any]] = set()
+        """What is waited for."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="everstep-loop", daemon=True)
         try:
@@ -64,15 +67,28 @@ class BlockingApp:
 
     def wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the app's loop and wait for it. An interrupt of the wait cancels it."""
-        if self.is_elsewhere:
-            coroutine.close()
-            self.refuse_elsewhere()
-        future: concurrent.futures.Future[R] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self.begin(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def begin(self, coroutine: Coroutine[Any, Any, R]) -> "concurrent.futures.Future[R]":
+        """Run a coroutine on the app's loop. Where the loop ends before the coroutine, its future says so."""
+        try:
+            self.refuse_elsewhere()
+            future: concurrent.futures.Future[R] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except BaseException as error:
+            coroutine.close()
+            if self._loop.is_closed() and isinstance(error, RuntimeError):
+                raise _closed() from None
+            raise
+        self._asked.add(future)
+        future.add_done_callback(self._asked.discard)
+        if self._loop.is_closed():
+            self._give_up()
+        return future
 
     @property
     def is_elsewhere(self) -> bool:
@@ -92,6 +108,8 @@ class BlockingApp:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop of the app, on a thread of its own."""
         self.refuse_elsewhere()
+        if self._loop.is_closed():
+            raise _closed()
         return self._loop
 
     @property
@@ -111,7 +129,7 @@ class BlockingApp:
 
     def close(self, drain: float = 0.0) -> None:
         """Give the runs back and stop."""
-        if self.is_elsewhere:
+        if self.is_elsewhere or self._loop.is_closed():
             return  # nothing of it is here
         try:
             if self._opening.exception() is None:
@@ -123,6 +141,13 @@ class BlockingApp:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Tell those who still wait that the loop has ended: what they asked for will not be answered."""
+        for future in list(self._asked):
+            with suppress(concurrent.futures.InvalidStateError):
+                future.set_exception(_closed())
 
     @overload
     def start(
@@ -372,6 +397,10 @@ class BlockingSchedule:
 
     def __repr__(self) -> str:
         return f"<schedule {self.name}>"
+
+
+def _closed() -> Misuse:
+    return Misuse("The app was closed: what still uses it cannot go on. Close it when that has ended.")
 
 
 async def _open(make: Callable[[], Coroutine[Any, Any, App]]) -> App:

@@ -189,7 +189,7 @@ class Lending:
         self, workflow: Workflow, given: tuple[Any, ...], place: str, tags: dict[str, str], lender: Lender
     ) -> "concurrent.futures.Future[Any]":
         doing: Coroutine[Any, Any, Any] = self._run(workflow, given, place, tags, lender)
-        return asyncio.run_coroutine_threadsafe(doing, self._blocking.loop)
+        return self._blocking.begin(doing)
 
     async def _run(
         self, workflow: Workflow, given: tuple[Any, ...], place: str, tags: dict[str, str], lender: Lender

@@ -195,25 +195,29 @@ class Ground:
         The threads are the ground's own: when the store does not answer, those of the application stay free.
         """
         call = partial(contextvars.copy_context().run, function, *args)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        try:
+            waiting = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except RuntimeError:
+            _ = self.blocking.loop  # it says if it is closed
+            raise
+        return await waiting
 
     # -- running threads ------------------------------------------------------------------------------------------
-    def take(
-        self, thread: str, by: object, *, on: asyncio.AbstractEventLoop | None = None, may_be_left: bool = False
-    ) -> Right:
+    def take(self, right: Right) -> Right:
         """Take the right to run a thread. Raises `ThreadActive` while another call has it, here or elsewhere.
 
-        by: the call; it has the right until that is given back, or it is gone. on: the loop that it runs on, if any.
+        The call has it until it is given back, or until the call is gone, or the loop that it runs on.
         """
+        thread = right.thread
         if not self.worker:
             self.blocking.wait(self.app.become_worker())
         there = self._rights.get(thread)
         if there is not None and there.may_be_left and there.is_held:
             there.ended.wait(LEFT_SECONDS)
-        right = Right(thread, by, on, may_be_left=may_be_left)
         with self._lock_of(thread):
             there = self._rights.get(thread)
-            if there is not None and there.is_held:
+            # A call that was cut off meanwhile takes nothing: its end has been noticed already.
+            if right.ended.is_set() or (there is not None and there.is_held):
                 raise self._active_here(thread)
             verdict = self._try_to_take(thread)
             if not isinstance(verdict, Taken):
@@ -222,7 +226,8 @@ class Ground:
             if isinstance(verdict, Taken):
                 right.epoch, right.born = verdict.epoch, verdict.born
                 self._rights[thread] = right
-                self._owed.pop(thread, None)
+                if self._owed.get(thread) is not right:  # else it was cut off just now
+                    self._owed.pop(thread, None)
                 return right
         raise self.active(thread)
 
@@ -248,6 +253,7 @@ class Ground:
 
     def free(self, right: Right) -> None:
         """Give a right back: its call has ended."""
+        right.ended.set()
         if self.blocking.is_elsewhere:
             return  # whoever has it still runs it
         with self._lock_of(right.thread):
@@ -256,6 +262,8 @@ class Ground:
             except StoreError as error:
                 log.error("The thread %s cannot be given back just now: %s", right.thread, error)
                 self.free_later(right)
+            except Misuse:
+                pass  # the app is closed, and with its worker all threads are free
 
     def free_later(self, right: Right) -> None:
         """Give a right back in the background, until the store takes it: no other process could run the thread.
@@ -272,7 +280,6 @@ class Ground:
             pass  # the app is closed, and with its worker all threads are free
 
     def _give_back(self, right: Right) -> None:
-        right.ended.set()
         if self._rights.get(right.thread) is right:
             del self._rights[right.thread]
             self.commit(FreeThread(right.thread, self.worker, right.epoch))
@@ -283,10 +290,12 @@ class Ground:
     def _free_owed(self) -> None:
         for thread, right in list(self._owed.items()):
             with self._lock_of(thread):
-                if self._owed.get(thread) is right:  # else it was taken again meanwhile, at the same epoch
+                if self._owed.get(thread) is not right:
+                    continue  # it was taken again meanwhile, at the same epoch
+                if self._rights.get(thread) in (right, None):
                     self._rights.pop(thread, None)
                     self.commit(FreeThread(thread, self.worker, right.epoch))
-                    del self._owed[thread]
+                del self._owed[thread]
 
     def is_run(self, thread: str, by: object = None) -> bool:
         """Tell whether a call runs a thread here, or whether a certain one does."""

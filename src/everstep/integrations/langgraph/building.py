@@ -25,6 +25,8 @@ CALLED_BY: Final[dict[Any, tuple[str, ...]]] = {
     "enum": ("missing",),
 }
 """What in other parts leads to code of a class."""
+PARTS: Final = frozenset({"choices", "definitions", "fields", "steps"})
+"""The keys of a pydantic schema with several schemas in them. (Those with one end in `schema`.) All else is data."""
 
 
 def built(cls: type, given: Any) -> Any:
@@ -33,7 +35,8 @@ def built(cls: type, given: Any) -> Any:
         if issubclass(cls, Enum):
             return _member(cls, given)
         if issubclass(cls, BaseModel):
-            return _validator(cls).validate_python(given)
+            # What was valid is not strictly so any more: MessagePack has no tuples.
+            return _validator(cls).validate_python(given, strict=False)
         if issubclass(cls, OldModel):
             return _old_model(cls, given)
         kind = kind_of(cls)
@@ -42,6 +45,12 @@ def built(cls: type, given: Any) -> Any:
     except Exception as error:  # what is stored need not fit the class
         raise _refusal(cls) from error
     raise _refusal(cls)
+
+
+def validated(cls: type[BaseModel], given: Any) -> BaseModel:
+    """Return a model of a class that is allowed: its own functions are called with what is stored."""
+    made: BaseModel = _validator(cls, is_allowed=True).validate_python(given, strict=False)
+    return made
 
 
 def _refusal(cls: type) -> Damaged:
@@ -61,36 +70,67 @@ def _member(cls: type[Enum], value: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _validator(cls: type[BaseModel]) -> Any:
+def _validator(cls: type[BaseModel], *, is_allowed: bool = False) -> Any:
     if not cls.__pydantic_complete__:
         cls.model_rebuild()
-    removed: list[str] = []
-    schema = _without_functions(cls.__pydantic_core_schema__, removed)
-    # Validators that were made before are those with the functions.
-    return SchemaValidator(schema, _use_prebuilt=False) if removed else cls.__pydantic_validator__
+    changes: list[str] = []
+    schema = _as_saved(cls.__pydantic_core_schema__, changes, is_allowed)
+    if not changes:
+        return cls.__pydantic_validator__
+    try:
+        return SchemaValidator(schema, _use_prebuilt=False)  # those that were made before have the functions
+    except TypeError:
+        return SchemaValidator(schema)  # a pydantic that uses none of those
 
 
-def _without_functions(schema: Any, removed: list[str]) -> Any:
-    """Return a pydantic schema that calls no function but pydantic's own, and no `__init__` or `model_post_init`."""
-    if isinstance(schema, list | tuple):
-        return type(schema)(_without_functions(one, removed) for one in schema)
+def _as_saved(schema: Any, changes: list[str], is_allowed: bool, by_alias: bool = False) -> Any:
+    """Return a pydantic schema of what pydantic saves of a type, as it is checked here.
+
+    Unless it is allowed, it calls no function but pydantic's own, and no `__init__` or `model_post_init`. Its fields
+    have the names by which they are saved: their own, unless the model says otherwise (by_alias).
+    """
     if not isinstance(schema, dict):
         return schema
     kind = schema.get("type")
-    if isinstance(kind, str) and kind.startswith("function-") and not _is_pydantics(schema.get("function")):
-        removed.append(kind)
-        return _without_functions(schema["schema"], removed) if kind in FUNCTIONS else {"type": "any"}
-    called = [name for name in CALLED_BY.get(kind, ()) if schema.get(name)]
-    removed += called
+    if not is_allowed and _is_function(kind) and not _is_pydantics(schema.get("function")):
+        changes.append(str(kind))
+        return _as_saved(schema["schema"], changes, is_allowed, by_alias) if kind in FUNCTIONS else {"type": "any"}
+    called = [name for name in CALLED_BY.get(kind, ()) if schema.get(name) and not is_allowed]
+    changes += called
+    if "config" in schema:
+        by_alias = bool((schema["config"] or {}).get("serialize_by_alias"))
     kept = {
-        name: _without_functions(one, removed)
+        name: _part(name, one, changes, is_allowed, by_alias) if name in PARTS or name.endswith("schema") else one
         for name, one in schema.items()
-        if name not in called and name not in ("serialization", "metadata")
+        if name not in called and name not in ("serialization", "metadata", "validation_alias")
     }
+    if "validation_alias" in schema:
+        changes.append("validation_alias")
+        if by_alias and "serialization_alias" in schema:
+            kept["validation_alias"] = schema["serialization_alias"]
     if kind != "model" or "post_init" not in called:
         return kept
     ref = {"ref": kept.pop("ref")} if "ref" in kept else {}
     return {"type": "function-after", "function": {"type": "no-info", "function": _complete}, "schema": kept, **ref}
+
+
+def _part(name: str, part: Any, changes: list[str], is_allowed: bool, by_alias: bool) -> Any:
+    """Return a part of a schema as what is saved of it: a schema or several.
+
+    Several are in a list, or by the names of fields, or by what tells one choice from another. Such names are an
+    application's own: a field may be called like a key of a schema.
+    """
+    if isinstance(part, list):
+        return [_part("", one, changes, is_allowed, by_alias) for one in part]
+    if isinstance(part, tuple):  # a choice, and its label
+        return (_as_saved(part[0], changes, is_allowed, by_alias), *part[1:])
+    if isinstance(part, dict) and name in PARTS:
+        return {key: _as_saved(one, changes, is_allowed, by_alias) for key, one in part.items()}
+    return _as_saved(part, changes, is_allowed, by_alias)
+
+
+def _is_function(kind: Any) -> bool:
+    return isinstance(kind, str) and kind.startswith("function-")
 
 
 def _complete(model: Any) -> Any:

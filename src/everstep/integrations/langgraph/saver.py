@@ -2,12 +2,11 @@
 
 import asyncio
 import sys
-import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
@@ -25,16 +24,15 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from everstep.adapters import CURRENT, SavedState, ground_of
+from everstep.adapters import CURRENT, Right, SavedState, ground_of
 from everstep.errors import Damaged, Misuse, ThreadActive
 from everstep.integrations.langgraph.branches import Branches
+from everstep.integrations.langgraph.calls import Asking, asking_in, is_called_in, right_for
 from everstep.integrations.langgraph.nodes import SCRATCHPAD, Places
 from everstep.integrations.langgraph.serde import Allowed, StrictSerializer
 from everstep.integrations.langgraph.states import body_of
 from everstep.integrations.langgraph.threads import HIDDEN, Loaded, Threads, log
 
-FRAMES_MAX: Final = 4
-"""So far up the loop of a graph is looked for."""
 CHANGES: Final = ("bulk_update_state", "abulk_update_state")
 """LangGraph's functions by which a person changes a state."""
 RANDOM_BITS: Final = 32
@@ -127,7 +125,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
 
     def _refuse_change(self, thread: str, frame: FrameType | None) -> None:
         """Refuse what a person changes beside a graph that runs. A node may do so: it is part of that."""
-        if self.ground.is_run(thread) and _is_called_in(frame, *CHANGES) and not _is_in_node(thread):
+        if self.ground.is_run(thread) and is_called_in(frame, *CHANGES) and not _is_in_node(thread):
             self.ground.refuse_if_run(thread)
 
     def _put(
@@ -177,16 +175,14 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
     # -- finding --------------------------------------------------------------------------------------------------
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return a checkpoint by its id, or the newest one that is sound."""
-        asking = _asking(sys._getframe(1))
-        if asking is not None and not asking.loop.is_nested:
-            _refuse_in_workflow()
-        return self._get(config, asking)
+        asking = asking_in(sys._getframe(1))
+        return self._get(config, asking, self._right_for(config, asking))
 
-    def _get(self, config: RunnableConfig, asking: "Asking | None") -> CheckpointTuple | None:
+    def _get(self, config: RunnableConfig, asking: Asking | None, right: Right | None) -> CheckpointTuple | None:
         thread, namespace = _thread_of(config)
-        if asking is not None and not asking.loop.is_nested:
-            self._begin(thread, asking)
-        elif asking is not None:
+        if right is not None:
+            self.ground.take(right)
+        elif asking is not None and asking.loop.is_nested:
             self._note_place(config)
         id = get_checkpoint_id(config) or ""
         found = self.threads.find(thread, namespace, id)
@@ -199,28 +195,15 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         thread = _thread_of(config)[0]
         self.places.note(thread, config, self.branches.of_call(thread))
 
-    def _begin(self, thread: str, asking: "Asking") -> None:
-        """A graph begins to run: nobody else may run this thread until it has ended."""
-        loop, ground = asking.loop, self.ground
-        if ground.is_run(thread, by=loop):
-            return  # it asks once more
-        right = ground.take(thread, loop, on=asking.on, may_be_left=asking.may_be_left)
-        gone = weakref.finalize(loop, ground.free_later, right)
-        gone.atexit = False
-
-        def end(kind: type[BaseException] | None, *_: Any) -> None:
-            gone.detach()
-            # A stream that was left is closed wherever the garbage is collected, also where locks are held.
-            (ground.free_later if kind is GeneratorExit else ground.free)(right)
-
-        async def end_soon(*_: Any) -> None:
-            gone.detach()
-            await ground.soon(ground.free, right)
-
-        if asking.on is not None:
-            loop.stack.push_async_exit(end_soon)
-        else:
-            loop.stack.push(end)
+    def _right_for(self, config: RunnableConfig, asking: Asking | None) -> Right | None:
+        """Return the right that a graph which begins to run has to take: no other call may run its thread meanwhile."""
+        if asking is None or asking.loop.is_nested:
+            return None
+        _refuse_in_workflow()
+        thread = _thread_of(config)[0]
+        if self.ground.is_run(thread, by=asking.loop):
+            return None  # it asks once more
+        return right_for(self.ground, thread, asking)
 
     def _tuple(self, thread: str, found: Loaded, writes: Sequence[Any] | None = None) -> CheckpointTuple:
         row, load = found.row, self.serde.loads_typed
@@ -245,7 +228,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Give checkpoints, the newest first. The thread may be written to meanwhile."""
-        if config is not None and before is not None and _asking(sys._getframe(1)) is not None:
+        if config is not None and before is not None and asking_in(sys._getframe(1)) is not None:
             self._note_place(config)  # in time travel a graph in a node asks for its checkpoint in this way
         if limit is not None and limit <= 0:
             return
@@ -390,10 +373,8 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
     # -- the same, in async code ----------------------------------------------------------------------------------
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        asking = _asking(sys._getframe(1))
-        if asking is not None and not asking.loop.is_nested:
-            _refuse_in_workflow()
-        return await self.ground.soon(self._get, config, asking)
+        asking = asking_in(sys._getframe(1))
+        return await self.ground.soon(self._get, config, asking, self._right_for(config, asking))
 
     async def alist(
         self,
@@ -404,7 +385,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
-        if config is not None and before is not None and _asking(sys._getframe(1)) is not None:
+        if config is not None and before is not None and asking_in(sys._getframe(1)) is not None:
             self._note_place(config)
         found = self.list(config, filter=filter, before=before, limit=limit)
         while (one := await self.ground.soon(next, found, None)) is not None:
@@ -480,40 +461,3 @@ def _history(writes: Sequence[PendingWrite], channel: str, seeds: Mapping[str, A
     if channel in seeds:
         history["seed"] = seeds[channel]
     return history
-
-
-class Asking(NamedTuple):
-    """A graph that is just beginning and asks for its checkpoint."""
-
-    loop: Any
-    """LangGraph's own."""
-    on: asyncio.AbstractEventLoop | None
-    may_be_left: bool
-    """Whether it is streamed in async code: such a stream is closed only a moment after it was left."""
-
-
-def _asking(frame: FrameType | None) -> Asking | None:
-    """Return the graph that asks for its checkpoint, or None if somebody else does.
-
-    LangGraph does not tell a saver where an invocation begins and ends. Its loop asks for the checkpoint when it is
-    entered, and closes its stack when it is left.
-    """
-    for _ in range(FRAMES_MAX):
-        if frame is None:
-            return None
-        if frame.f_code.co_name in ("__enter__", "__aenter__"):
-            asking = frame.f_locals.get("self")
-            if all(hasattr(asking, name) for name in ("stack", "checkpoint_config", "is_nested")):
-                on = asyncio._get_running_loop() if frame.f_code.co_name == "__aenter__" else None
-                return Asking(asking, on, on is not None and not _is_called_in(frame, "ainvoke"))
-        frame = frame.f_back
-    return None
-
-
-def _is_called_in(frame: FrameType | None, *names: str) -> bool:
-    """Tell whether one of these functions is among the next callers."""
-    for _ in range(FRAMES_MAX):
-        if frame is not None and frame.f_code.co_name in names:
-            return True
-        frame = frame.f_back if frame is not None else None
-    return False

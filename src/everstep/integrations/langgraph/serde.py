@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from pydantic.v1 import BaseModel as OldModel
 
 from everstep.errors import Damaged, NotDecodable
-from everstep.integrations.langgraph.building import built
+from everstep.integrations.langgraph.building import built, validated
 
 MODELS = (jsonplus.EXT_PYDANTIC_V1, jsonplus.EXT_PYDANTIC_V2)
 CONSTRUCTORS = frozenset(
@@ -108,6 +108,8 @@ def _called(code: int, module: str, name: str, given: Any) -> Any:
     try:
         if code == jsonplus.EXT_CONSTRUCTOR_SINGLE_ARG:
             return called(given)
+        if code == jsonplus.EXT_PYDANTIC_V2 and issubclass(called, BaseModel):
+            return validated(called, given)
         return called(*given) if code == jsonplus.EXT_CONSTRUCTOR_POS_ARGS else called(**given)
     except Exception as error:  # noqa: BLE001 - as LangGraph does with what no longer fits its type
         if code == jsonplus.EXT_PYDANTIC_V2:

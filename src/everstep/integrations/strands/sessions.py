@@ -5,10 +5,11 @@ two processes with one session only one drives it, and both see the same. Messag
 published by it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from strands.hooks import AfterInvocationEvent, HookRegistry
 from strands.session.repository_session_manager import RepositorySessionManager
 from strands.session.session_repository import SessionRepository
 from strands.types.agent import LocalAgent
@@ -91,12 +92,31 @@ def _word(text: str) -> str:
     return word if len(word) <= WORD_LENGTH_MAX else f"{word[:40]}++{digest_of(text.encode()).hex()[:40]}"
 
 
+NOTHING_WRITTEN: Final = (
+    "Nothing of this call was written. Open the session again, with a new manager and a new agent, and repeat the call."
+)
+
+
 class _IsThere(SessionException):
     """A session or an agent is entered already."""
 
 
 class _Taken(SessionException):
     """The number of a message belongs to another message."""
+
+    def in_call(self, agent_id: str, written: Sequence[int]) -> "_Taken":
+        """Return what is said to a call that had written these messages before."""
+        if not written:
+            return self
+        which = f"message {written[0]}" if len(written) == 1 else f"messages {written[0]} to {written[-1]}"
+        return _Taken(
+            str(self).replace(
+                NOTHING_WRITTEN,
+                f"Of this call, {which} of the agent {agent_id} had been written before, and the other process goes on "
+                "from there; what came later was not written. Open the session again, with a new manager and a new "
+                "agent, look at its messages, and ask for what is missing: the same question would be in it twice.",
+            )
+        )
 
 
 class EverstepRepository(SessionRepository):
@@ -178,8 +198,7 @@ class EverstepRepository(SessionRepository):
         if there is not None and storable(there.message) != storable(session_message.message):
             raise _Taken(
                 f"The session {session_id} has another message {session_message.message_id} of the agent {agent_id}: "
-                "another process has written to the session since this one opened it. Nothing of this call was "
-                "written. Open the session again, with a new manager and a new agent, and repeat the call."
+                f"another process has written to the session since this one opened it. {NOTHING_WRITTEN}"
             )
         return there is not None
 
@@ -269,6 +288,8 @@ class EverstepSessionManager(RepositorySessionManager):
         self._repository = EverstepRepository(url, **options)
         self._behind: dict[str, _Taken] = {}
         """By the ids of agents that another process has gone on with: what was said about it."""
+        self._written: dict[str, list[int]] = {}
+        """By the ids of agents: the numbers of the messages that the call under way has written."""
         try:
             super().__init__(session_id=session_id, session_repository=self._repository)
         except _IsThere:  # another process was quicker
@@ -283,16 +304,30 @@ class EverstepSessionManager(RepositorySessionManager):
             self._is_new_session = False
             super().initialize(agent, **kwargs)
 
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        """Do what each session manager does, and be told when a call has ended."""
+        super().register_hooks(registry, **kwargs)
+        registry.add_callback(AfterInvocationEvent, self._forget_written)
+
+    def _forget_written(self, event: AfterInvocationEvent) -> None:
+        # Strands may append a message before it says that a call begins, and says in each case that one has ended.
+        self._written.pop(event.agent.agent_id, None)
+
     def append_message(self, message: Message, agent: LocalAgent, **kwargs: Any) -> None:
         """Append a message. An agent that another process has gone on with is refused, again and again."""
-        before = self._latest_agent_message[agent.agent_id]
+        id = agent.agent_id
+        before = self._latest_agent_message[id]
         try:
             super().append_message(message, agent, **kwargs)
         except BaseException as error:
-            self._latest_agent_message[agent.agent_id] = before  # else the next one would have a number that is free
+            self._latest_agent_message[id] = before  # else the next one would have a number that is free
             if isinstance(error, _Taken):
-                self._behind[agent.agent_id] = error
+                said = self._behind[id] = error.in_call(id, self._written.pop(id, ()))
+                raise said from None
             raise
+        latest = self._latest_agent_message[id]
+        assert latest is not None
+        self._written.setdefault(id, []).append(latest.message_id)
 
     def sync_agent(self, agent: LocalAgent, **kwargs: Any) -> None:
         """Write an agent's state. Not over that of another process that has gone on with the agent."""

@@ -267,8 +267,8 @@ class SqlStore(ABC):
         found = rows[0][0] if rows else None
         if not isinstance(found, wanted):
             raise StoreUnusable(
-                f"{self._reader.where} is damaged: what its table `meta` says ({name.replace('_', ' ')}) is of another type "
-                f"({type(found).__name__}). Restore a backup of the store. Nothing was changed."
+                f"{self._reader.where} is damaged: what its table `meta` says ({name.replace('_', ' ')}) is of another "
+                f"type ({type(found).__name__}). Restore a backup of the store. Nothing was changed."
             )
         return found
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import apsw
 
-from everstep.errors import Damaged, StoreError, StoreFailed
+from everstep.errors import Damaged, Misuse, StoreError, StoreFailed
 from everstep.model.crash_points import crash_point, unarmed
 from everstep.stores.brief import Busy, refuse_when_brief
 from everstep.stores.protocol import Failed, Operation, Verdict
@@ -203,6 +203,8 @@ class Writer:
         try:
             if self.connection.in_transaction:
                 self._cursor.execute("ROLLBACK")
+        except (apsw.ConnectionClosedError, apsw.CursorClosedError):
+            raise Misuse(f"The store {self._path} has been closed.") from None
         except apsw.Error as error:
             self._failure = StoreFailed(f"A transaction in {self._path} could not be rolled back ({error}).")
             raise self._failure from error
