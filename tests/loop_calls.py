@@ -189,6 +189,13 @@ async def saves() -> int:
     return await everstep.checkpoint(2)
 
 
+@workflow(name="loop.says")
+async def says() -> str:
+    await add(1, 2)
+    everstep.stream("words").append("said")
+    return "said"
+
+
 @workflow(name="loop.speaks")
 async def speaks() -> str:
     return await speak("word")
@@ -199,6 +206,7 @@ async def prepare(app: App, folder: Path) -> None:
     await app.limit("lanes", concurrency=1)
     await app.queue("slow", concurrency=1)
     await app.run(quick, 1, id="done")
+    await app.run(says, id="said")
     await app.run(pays, "a", id="paid")
     await app.run(keyed_flow, "known", id="keyed")
     await app.schedule(quick, 1, name="hourly", every=3600)
@@ -240,6 +248,9 @@ def calls_of(app: App, url: str, folder: Path) -> dict[str, tuple[Call, Any]]:
     async def forked() -> Any:
         return await (await app.fork("done", at=3, id="fork")).result()
 
+    async def forked_before_its_first_entry() -> Any:
+        return await (await app.fork("said", at=3, id="fork-said")).result()
+
     async def cancelled() -> Any:
         await app.cancel("cancelled")
         with suppress(RunCancelled):
@@ -270,6 +281,7 @@ def calls_of(app: App, url: str, folder: Path) -> dict[str, tuple[Call, Any]]:
         "holds": (lambda: app.holds(run="done"), []),
         "resolve": (resolved, True),
         "fork": (forked, 2),
+        "fork that streams": (forked_before_its_first_entry, "said"),
         "rollback": (lambda: app.rollback("unknown"), UnknownRun),
         "approvals": (lambda: app.approvals("shown"), []),
         "schedule": (lambda: app.schedule(quick, 1, name="daily", every=86400), object),
