@@ -298,6 +298,11 @@ def calls_of(app: App, url: str, folder: Path) -> dict[str, tuple[Call, Any]]:
         "export": (lambda: app.export(["done"], str(folder / "out.everstep")), object),
         "worker gone": (lambda: app.worker_gone("unknown", note="off"), Misuse),
         "host gone": (lambda: app.host_gone("unknown", note="off"), object),
+        "export all": (lambda: app.export(None, str(folder / "all.everstep"), unfinished="leave"), object),
+        "export schedules": (
+            lambda: app.export(["done"], str(folder / "schedules.everstep"), schedules=["hourly"], unfinished="leave"),
+            object,
+        ),
         "child": (lambda: app.run(parent), 5),
         "keyed step": (lambda: app.run(keyed_flow, "known"), "known"),
         "limited step": (lambda: app.run(limited_flow), 3),

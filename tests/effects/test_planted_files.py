@@ -167,6 +167,47 @@ def do(what: str, *args: Any) -> None:
     assert everstep.run(doing, what, list(args)) == "done"
 
 
+@needs_root
+@pytest.mark.parametrize("what", ["write", "append"])
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o1775])
+def test_a_file_of_a_stranger_in_a_shared_folder_is_not_written_over(what: str, mode: int, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    an_open_file("shared/report.md")
+    os.chown("shared/report.md", STRANGER, STRANGER)
+    shared.chmod(mode)
+    with pytest.raises(Misuse, match=r"report.md belongs to somebody else.*Use a folder in which only you can write"):
+        do(what, "shared/report.md", "confidential")
+    assert Path("shared/report.md").read_text() == ""
+    assert os.listdir("shared") == ["report.md"]
+    do(what, "shared/new.md", "confidential")
+    an_open_file("shared/own.md")
+    do(what, "shared/own.md", "confidential")
+    assert mode_of("shared/own.md") == 0o666, "that is one's own choice"
+    shared.chmod(0o755)
+    do(what, "shared/report.md", "confidential")
+
+
+@pytest.mark.parametrize(
+    ("what", "args"),
+    [
+        ("write", ["folder", "x"]),
+        ("append", ["folder", "x"]),
+        ("move", ["victim", "folder"]),
+        ("move", ["folder", "elsewhere"]),
+        ("delete", ["folder"]),
+    ],
+)
+def test_a_folder_is_left_alone_and_named(what: str, args: list[Any]) -> None:
+    os.mkdir("folder")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises((FileChanged, IsADirectoryError), match="folder"):
+        do(what, *args)
+    assert os.path.isdir("folder")
+    assert Path("victim").read_text() == "mine"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize("what", ["write", "append"])
 def test_content_is_never_readable_by_more_than_the_file_it_is_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[int] = []

@@ -16,6 +16,8 @@ import uvloop
 
 import everstep
 from everstep import step, workflow
+from everstep.engine.app.blocking import BlockingRun
+from everstep.engine.app.handles import Run
 from everstep.errors import Misuse, RunHeld
 from everstep.stores.opening import open_store
 from tests.engine.lives import add, echo, settle
@@ -114,6 +116,26 @@ def test_blocking_code_gets_the_same_methods(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             app.start(flow, id="y").result(timeout=0.01)
     assert not any(thread.name == "everstep-loop" for thread in threading.enumerate())
+
+
+def test_a_blocking_run_has_every_method_of_a_run(tmp_path: Path) -> None:
+    @workflow
+    async def child() -> int:
+        return 1
+
+    @workflow
+    async def parent() -> int:
+        return await child()
+
+    missing = {name for name in vars(Run) if not name.startswith("_")} - set(vars(BlockingRun))
+    assert not missing
+    with everstep.open(url(tmp_path)) as app:
+        handle = app.start(parent, id="x")
+        assert handle.result(timeout=60) == 1
+        assert handle.row().status == "completed"
+        assert handle.holds() == []
+        (own,) = handle.children()
+        assert own.result(timeout=60) == 1
 
 
 def test_an_application_s_own_loop_stays_its_own() -> None:

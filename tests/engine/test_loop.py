@@ -29,6 +29,8 @@ READS = {
         "holds",
         "rollback",
         "worker gone",
+        "export all",
+        "export schedules",
     ),
     *("approvals", "schedules", "limit", "effects", "repair", "export", "collect", "open and close"),
 }

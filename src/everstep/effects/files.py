@@ -23,7 +23,7 @@ from everstep.effects.body import key
 from everstep.effects.folders import Folder, fenced, refuse_given_up
 from everstep.effects.witnesses import file_fact, read_file
 from everstep.errors import FileChanged
-from everstep.model.own_files import NEW, NO_LINK, behind_links
+from everstep.model.own_files import NEW, NO_LINK, behind_links, refuse_planted
 
 
 def _behind_links(path: str) -> Path:
@@ -39,6 +39,7 @@ def _beside(target: Path, of: str) -> Path:
 
 def _replace(folder: Folder, target: Path, data: bytes, mark: Path | None = None) -> None:
     """Put new content in a file's place, all of it or nothing. A new file has the mode that new files have here."""
+    refuse_planted(str(target), folder, target.name)  # its mode would be kept
     beside = _beside(target, key())
     if mark is not None and _is_there(folder, mark):
         _unlink(folder, mark)  # first: without the content beside it, it would say that the append has happened
@@ -94,9 +95,10 @@ def _read(folder: Folder, target: Path, more: int = 0) -> bytes | None:
         descriptor = os.open(target.name, os.O_RDONLY | os.O_NONBLOCK | more, dir_fd=folder)
     except FileNotFoundError:
         return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileChanged(f"{target} is not an ordinary file; it was left alone.", str(target))
     with open(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FileChanged(f"{target} is not an ordinary file; it was left alone.", str(target))
         return stream.read()
 
 
@@ -181,6 +183,8 @@ def _is_one_file(from_folder: Folder, origin: Path, to_folder: Folder, goal: Pat
 def delete(path: str) -> None:
     """Delete a file. One that is not there is deleted already."""
     target = Path(path)
+    if target.is_dir() and not target.is_symlink():
+        raise FileChanged(f"{path} is a folder, and no file; it was left alone.", path)
     if target.parent.is_dir():
         with fenced(target.parent) as (folder,):
             _unlink(folder, target)

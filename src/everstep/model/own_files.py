@@ -132,6 +132,22 @@ def planted(path: str) -> str:
         shared, found = os.stat(folder), os.lstat(path)
     except FileNotFoundError:
         return ""
+    return _why_planted(path, folder, shared, found)
+
+
+def refuse_planted(path: str, folder: int, name: str) -> None:
+    """Raise `Misuse` if a stranger may have put a file of this name into an open folder: they could read it."""
+    if os.name != "posix":
+        return
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if why := _why_planted(path, os.path.dirname(path) or ".", os.fstat(folder), found):
+        raise Misuse(why)
+
+
+def _why_planted(path: str, folder: str, shared: os.stat_result, found: os.stat_result) -> str:
     if not _is_shared(shared.st_mode) or (found.st_uid in (os.geteuid(), shared.st_uid) and found.st_nlink == 1):
         return ""
     return (

@@ -337,9 +337,9 @@ class TendingVerbs:
                 checked_text(name, one)
         where = checked_path("path", path)
         if runs is None:
-            others = transfer.everything(self)
+            others = await self.read(transfer.everything, self)
         else:
-            others = transfer.named(self, list(threads), items, list(schedules))
+            others = await self.read(transfer.named, self, list(threads), items, list(schedules))
         options: Any = {"unfinished": unfinished, "secrets": secrets, "by": by}
         return await transfer.export(self, runs, where, others=others, **options)
 

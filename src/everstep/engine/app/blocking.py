@@ -314,6 +314,10 @@ class BlockingRun(Generic[T]):
         """See `Run.result`."""
         return self._app.wait(self._run.result(timeout))
 
+    def row(self) -> RunRow:
+        """See `Run.row`."""
+        return self._app.wait(self._run.row())
+
     def status(self) -> Status:
         """See `Run.status`."""
         return self._app.wait(self._run.status())
@@ -325,6 +329,14 @@ class BlockingRun(Generic[T]):
     def published(self) -> dict[str, Any]:
         """See `Run.published`."""
         return self._app.wait(self._run.published())
+
+    def holds(self, *, open_only: bool = True) -> list[HoldRow]:
+        """See `Run.holds`."""
+        return self._app.wait(self._run.holds(open_only=open_only))
+
+    def children(self) -> "list[BlockingRun[Any]]":
+        """See `Run.children`."""
+        return [BlockingRun(self._app, one) for one in self._app.wait(self._run.children())]
 
     def signal(self, name: str, value: Any = None, *, id: str | None = None) -> bool:
         """See `Run.signal`."""
