@@ -33,7 +33,14 @@ WAITING = (
     *("test_liveness.py", "test_sqlstates.py", "test_stumbling.py", "test_still_acting.py", "test_schedule_kills.py"),
     *("test_atomic_kills.py", "notify/test_notifications.py", "test_signals_to_processes.py", "test_background.py"),
     *("test_clocks.py", "test_clock.py", "test_moving.py", "test_worker_processes.py", "tests/postgres/"),
-    *("tests/chaos/", "_kills.py", "test_demo.py", "test_restored.py", "test_langgraph_example.py"),
+    *(
+        "test_file_fences.py",
+        "tests/chaos/",
+        "_kills.py",
+        "test_demo.py",
+        "test_restored.py",
+        "test_langgraph_example.py",
+    ),
 )
 LONG = [word for pair in zip_longest(BUSY, WAITING) for word in pair if word is not None]
 """The files that take long, those that take longest first: those that keep a core busy and those that mostly wait for

@@ -18,7 +18,7 @@ ROW: dict[str, tuple[int, str]] = {
     "id": (0, "nobody takes it up"),
     "workflow": (0, "nobody takes it up"),
     "semantics": (1, "nobody takes it up"),
-    "status": (0, "nobody takes it up"),
+    "status": (0, "held"),
     "generation": (1, "held"),
     "head_seq": (0, "held"),
     "head_digest": (5, "held"),

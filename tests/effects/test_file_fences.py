@@ -45,7 +45,7 @@ PROGRAM = PRELUDE + textwrap.dedent("""
             with open("../stopped.json", "w") as note:
                 json.dump(points[-1], note)
             # Not while another thread has the store's file locked, because that would stop the successor as well.
-            writer = getattr(CURRENT.get()._bodies._driver.app.store, "_writer", None)
+            writer = getattr(CURRENT.get().bodies._driver.app.store, "_writer", None)
             with getattr(writer, "_lock", contextlib.nullcontext()):
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # else this thread goes on for a moment
 

@@ -14,6 +14,7 @@ from langgraph.types import Command, interrupt
 import everstep
 from everstep import step
 from everstep.cli import main
+from everstep.engine.app.ground import Right
 from everstep.errors import IdConflict, ThreadActive
 from everstep.integrations.langgraph import EverstepSaver, EverstepStore
 from tests.waiting import open_raw
@@ -101,7 +102,7 @@ def test_a_thread_that_is_being_run_is_not_exported(tmp_path: Path) -> None:
     with EverstepSaver(url) as saver:
         graph_with(saver).invoke({"items": []}, CONFIG)
         call = Counter[str]()  # whatever can be referred to
-        saver.ground.take("t", call)
+        saver.ground.take(Right("t", call))
         with everstep.open(url) as app, pytest.raises(ThreadActive):
             app.export([], str(tmp_path / "t.jsonl"), threads=["t"])
     assert not list(tmp_path.glob("t.jsonl*"))
