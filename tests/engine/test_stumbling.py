@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from blockbuster import BlockingError
 
 import everstep
 from everstep import step, workflow
@@ -160,12 +161,13 @@ async def test_a_run_for_which_the_engine_raises_again_and_again_is_held_and_no_
     assert await asyncio.wait_for(app.get("broken").result(), 30) == expected("broken")
 
 
+@pytest.mark.parametrize("error", [MemoryError(), BlockingError("os.stat")], ids=["the machine", "a detector"])
 @scenario
-async def test_a_run_is_not_held_for_what_the_machine_refuses(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+async def test_a_run_is_not_held_for_what_the_engine_is_refused(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     app = await machine.boot(clock=None)
-    fired = breaks(monkeypatch, *PLACES["settle"], MemoryError(), 7)
+    fired = breaks(monkeypatch, *PLACES["settle"], error, 7)
     results = await runs_beside(machine, app)
     assert results["broken"] == expected("broken")
     assert len(fired) == 7

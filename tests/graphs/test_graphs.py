@@ -240,6 +240,41 @@ def test_a_dead_end_is_a_failure_and_not_a_success_with_nothing_done(app: Blocki
         app.run(graph, Notes())
 
 
+def test_what_each_is_over_and_is_no_list_is_named_with_its_edge(app: BlockingApp) -> None:
+    graph = everstep.Graph("each-of-what", state=Notes)
+    graph.node(adding("a"), name="a")
+    graph.node(adding("b"), name="b")
+    graph.each("a", "b", over="count")
+    with pytest.raises(GraphStuck, match=r"graph.each\('a', 'b', over=…\) .* after a it is of type int"):
+        app.run(graph, Notes(count=3))
+
+
+def test_a_graph_that_is_nested_in_itself_is_refused(app: BlockingApp) -> None:
+    own = everstep.Graph("own", state=Notes)
+    own.node(adding("a"), name="a")
+    own.node(own, name="again")
+    own.edge("a", "again")
+    with pytest.raises(Misuse, match=r"The graph own is nested in itself \(own > own\)"):
+        app.run(own, Notes())
+    first, second = everstep.Graph("first", state=Notes), everstep.Graph("second", state=Notes)
+    for graph, other in ((first, second), (second, first)):
+        graph.node(adding("a"), name="a")
+        graph.node(other, name="other")
+        graph.edge("a", "other")
+    outer = everstep.Graph("outer", state=Notes)
+    outer.node(first)
+    for graph in (outer, first):
+        with pytest.raises(Misuse, match=r"is nested in itself \(first > second > first\)"):
+            app.run(graph, Notes())
+    twice = everstep.Graph("twice", state=Notes, reduce={"words": operator.add})
+    inner = everstep.Graph("inner", state=Notes)
+    inner.node(adding("a"), name="a")
+    for name in ("one", "two"):
+        twice.node(inner, name=name)
+    twice.edge("one", "two")
+    app.run(twice, Notes())
+
+
 def test_a_cycle_ends_at_its_limit(app: BlockingApp) -> None:
     graph = everstep.Graph("round", state=Notes, limit=4)
 

@@ -13,8 +13,9 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 import everstep
-from everstep.errors import StoreUnusable
+from everstep.errors import StoreUnusable, ThreadActive
 from everstep.integrations.langgraph import EverstepSaver, EverstepStore, tools
+from everstep.stores.sqlite import connections
 from tests.integrations.charging import DONE
 
 THREAD: Any = {"configurable": {"thread_id": "t"}, "metadata": {"run_id": "1"}}
@@ -133,6 +134,47 @@ def test_nor_does_opening_an_app_and_running_a_workflow(file_url: str) -> None:
             run = await app.start(selling, 5, id="r")
             assert await run.result() == "charged 5"
             assert [row.id for row in await app.list()] == ["r"]
+
+    asyncio.run(main())
+
+
+@everstep.step
+async def wait(begun: str) -> str:
+    BEGUN.append(begun)
+    while not GATE:
+        await asyncio.sleep(0.01)
+    return begun
+
+
+BEGUN: list[str] = []
+GATE: list[str] = []
+
+
+def test_what_the_engine_asks_the_kernel_does_not_count(file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the file of the store is where it was, and whether other processes live: it asks each time here."""
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.0)
+    BEGUN.clear()
+    GATE.clear()
+
+    async def node(state: State) -> State:
+        return {"log": [await wait("begun")]}
+
+    async def main() -> None:
+        made = StateGraph(State)
+        made.add_node("node", node)
+        made.add_edge(START, "node")
+        async with EverstepSaver(file_url) as saver, EverstepSaver(file_url) as other, asyncio.timeout(60):
+            app: Any = made.compile(checkpointer=saver)
+            running = asyncio.create_task(app.ainvoke({"log": []}, THREAD))
+            while not BEGUN and not running.done():
+                await asyncio.sleep(0.01)
+            with pytest.raises(ThreadActive):
+                await made.compile(checkpointer=other).ainvoke(None, THREAD)  # type: ignore[call-overload]
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            GATE.append("open")
+            assert (await app.ainvoke(None, THREAD))["log"] == ["begun"]
 
     asyncio.run(main())
 

@@ -1,6 +1,7 @@
 """EverstepStore does what LangGraph's own store in memory does, and keeps it."""
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -164,3 +165,13 @@ def test_items_are_where_they_were_before_points_were_written_in_another_way(fil
             (found,) = store.batch([GetOp(labels, "k")])
             assert found.value == {"of": ".".join((*labels, ""))}  # type: ignore[union-attr]
         assert len(store.search(("users",))) == 3
+
+
+@pytest.mark.parametrize("ttl", [math.nan, math.inf, -math.inf, 1e300, "5", True])
+def test_a_time_to_live_is_a_finite_number_of_minutes(ttl: Any, file_url: str) -> None:
+    with pytest.raises(Misuse, match=r"ttl=.*: it is a finite number of minutes"):
+        EverstepStore(file_url, ttl={"default_ttl": ttl})
+    with EverstepStore(file_url) as store:
+        with pytest.raises(Misuse, match=r"ttl=.*: it is a finite number of minutes"):
+            store.batch([PutOp(("a",), "first", {"n": 1}), PutOp(("a",), "k", {"n": 1}, ttl=ttl)])
+        assert store.search(("a",)) == []

@@ -25,6 +25,7 @@ from everstep.graph.nodes import Approval, Node, asks_first, start_visit
 from everstep.graph.schedule import NO_FAN, Progress, Taken, Visit, advance
 from everstep.graph.state import Changes
 from everstep.model import events as ev
+from everstep.model.untrusted import type_name
 
 if TYPE_CHECKING:
     from everstep.graph.graph import Graph
@@ -308,4 +309,12 @@ class Drive:
 
     def _items(self, edge: Edge, state: Any) -> list[Any]:
         assert edge.over is not None
-        return list(edge.over(state))
+        found = edge.over(state)
+        try:
+            items = iter(found)
+        except TypeError as error:
+            raise GraphStuck(
+                f"graph.each({edge.source!r}, {edge.target!r}, over=…) visits {edge.target} once for each item of a "
+                f"list, and after {edge.source} it is of type {type_name(found)}."
+            ) from error
+        return list(items)

@@ -335,6 +335,7 @@ class Graph(Workflow, Generic[S]):
 
     def _seal(self) -> None:
         """The first run begins: from now on the graph is what it is."""
+        self._refuse_itself([self])
         self._is_sealed = True
         try:
             fanned = {edge.target for edge in self.edges if edge.over is not None}
@@ -351,6 +352,18 @@ class Graph(Workflow, Generic[S]):
             self.__dict__.pop("definition", None)
             self.__dict__.pop("types", None)
             raise
+
+    def _refuse_itself(self, path: "list[Graph[Any]]") -> None:
+        """Refuse a graph that is a node of itself, or of one that is within it: its run would begin others for ever."""
+        for inner in [node.work for node in path[-1].nodes.values() if isinstance(node.work, Graph)]:
+            if any(inner is one for one in path):
+                begin = next(at for at, one in enumerate(path) if one is inner)
+                names = " > ".join(one.name for one in [*path[begin:], inner])
+                raise Misuse(
+                    f"The graph {inner.name} is nested in itself ({names}). Call it in a node's function, where the "
+                    f"code decides whether to go on: `await {inner.name}(state)`."
+                )
+            self._refuse_itself([*path, inner])
 
     def _refuse_when_sealed(self) -> None:
         if self._is_sealed:

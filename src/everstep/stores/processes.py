@@ -11,6 +11,7 @@ from functools import cache
 from typing import Final
 
 from everstep.model.digests import digest_of
+from everstep.stores.brief import at_once
 
 ENDED_STATES: Final = frozenset("ZX")
 """Of a process that is only there until its parent has taken note of its end, or whose first thread has ended."""
@@ -19,6 +20,7 @@ FIRST_TIME_NAMESPACE: Final = "time:[4026531834]"
 
 
 @cache
+@at_once
 def machine() -> str:
     """Return what names this machine since it was started, and the numbers of its processes; empty where unknown.
 
@@ -90,6 +92,7 @@ def _place(worker: str) -> tuple[int, str, int]:
         return (0, "", 0)
 
 
+@at_once
 def has_ended(pid: int, where: str, started: int = 0) -> bool:
     """Tell whether a process has provably ended: only of one on this machine that can be said.
 
@@ -122,6 +125,7 @@ def _has_threads(pid: int) -> bool:
         return True
 
 
+@at_once
 def start_time(pid: int) -> int:
     """Return when a process was started, in clock ticks since the machine was; 0 where that is unknown."""
     return _state(pid)[1]

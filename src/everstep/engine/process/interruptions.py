@@ -16,7 +16,7 @@ from everstep.engine.process.background import pause_after
 from everstep.engine.run.driver import Driver
 from everstep.engine.run.holds import HoldReport
 from everstep.errors import StoreError
-from everstep.model.untrusted import Stopped, described, is_a, is_refusal, logger, type_name
+from everstep.model.untrusted import Stopped, attribute, described, is_a, is_refusal, logger, type_name
 from everstep.stores.protocol import Claim, Claimed, Release, RunRow
 
 if TYPE_CHECKING:
@@ -101,6 +101,12 @@ CALM_SECONDS: Final = 60.0
 """After this time without one, stumbles are counted from the beginning."""
 
 
+def _is_detected(error: BaseException) -> bool:
+    """Tell whether a detector of blocking calls has refused the engine something. That says nothing about the run."""
+    module: str = attribute(type(error), "__module__", "")
+    return module.partition(".")[0] == "blockbuster"
+
+
 class Stumbling:
     """The runs of an app that have stumbled and have not ended since."""
 
@@ -130,7 +136,7 @@ class Stumbling:
     def take_later(self, run: str, error: BaseException, *, is_own: bool = True) -> None:
         """Take a run up again after a pause. Until then it is let alone."""
         app, now = self._app, self._app.loop.time()
-        if is_own and not is_refusal(error) and not is_a(error, StoreError):
+        if is_own and not is_refusal(error) and not is_a(error, StoreError) and not _is_detected(error):
             count, last = self._counts.get(run, (0, now))
             count = count + 1 if now - last < CALM_SECONDS else 1
             self._counts[run] = (count, now)

@@ -32,6 +32,8 @@ from everstep.integrations.langgraph.serde import Allowed, StrictSerializer
 
 PAGE: Final = 500
 SECOND: Final = 1_000_000
+TTL_MINUTES_MAX: Final = 10**10
+"""What a database has room for: some 20,000 years."""
 Vectors = dict[str, list[float]]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -81,6 +83,7 @@ class EverstepStore(BaseStore):
         serde: SerializerProtocol | None = None,
         **options: Any,
     ) -> None:
+        _seconds((ttl or {}).get("default_ttl"), "default_ttl")
         self._shares = hasattr(url, "ground")
         self._ground = url.ground if self._shares else ground_of(url, **options)
         self._serde = serde or StrictSerializer(allowed)
@@ -148,7 +151,7 @@ class EverstepStore(BaseStore):
         for place, op in puts.items():
             if op.value is not None:
                 kind, data = self._serde.dumps_typed(dict(op.value))
-                seconds = op.ttl * 60 if op.ttl is not None else None
+                seconds = _seconds(op.ttl)
                 until = now + round(seconds * SECOND) if seconds is not None else None
                 items.append(SavedItem(*place, _encode((kind, data, vectors.get(place, {}))), now, now, until, seconds))
         gone = [place for place, op in puts.items() if op.value is None]
@@ -239,6 +242,15 @@ def _checked(key: str) -> str:
     if not isinstance(key, str):
         raise Misuse(f"The key of an item is a text, not {type(key).__name__}.")
     return key
+
+
+def _seconds(minutes: Any, option: str = "ttl") -> float | None:
+    """Return how long an item lives, in seconds; None without an end."""
+    if minutes is None:
+        return None
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not abs(minutes) <= TTL_MINUTES_MAX:
+        raise Misuse(f"{option}={minutes!r} ({type(minutes).__name__}): it is a finite number of minutes, such as 60.")
+    return minutes * 60
 
 
 def _about(item: SavedItem) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnusable,
 )
-from everstep.stores.brief import waits_until
+from everstep.stores.brief import at_once, waits_until
 
 Durability = Literal["power", "process"]
 
@@ -187,6 +187,7 @@ class Identity:
         return None
 
 
+@at_once
 def _identity(path: str) -> tuple[int, ...] | None:
     """Return which file a path leads to; empty if to none, None if that cannot be known."""
     try:

@@ -31,6 +31,7 @@ from typing import Final
 
 from everstep.errors import StoreUnusable
 from everstep.model.own_files import NO_LINK, planted
+from everstep.stores.brief import at_once
 
 _HAS_FCNTL: Final[bool] = os.name == "posix"
 if _HAS_FCNTL:
@@ -81,6 +82,7 @@ class LiveLocks:
         self.path = path
         self._probe = -1
 
+    @at_once
     def take(self, place: int) -> LiveLock | None:
         """Take the lock on a place, or return None if it is held."""
         if not _HAS_OFD:
@@ -99,10 +101,12 @@ class LiveLocks:
                 raise
             os.close(descriptor)  # the file was deleted or replaced meanwhile
 
+    @at_once
     def identity(self) -> str:
         """Return the identity of the file that is at the path now."""
         return _identity(self._looking()) if _HAS_OFD else _identity(self._shared()[0])
 
+    @at_once
     def is_held(self, place: int) -> bool:
         """Tell whether any process, this one included, holds the lock on a place."""
         if not _HAS_OFD:
