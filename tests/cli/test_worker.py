@@ -2,8 +2,15 @@
 
 import json
 import signal
+import subprocess
+import sys
 
+import pytest
+
+import everstep
 from tests.cli.conftest import Folder
+from tests.forked import Program
+from tests.waiting import wait_until
 
 REPORT = ("run", "app.py:report", '"tides"', '{"name": "ann"}', "--id", "r-1")
 
@@ -96,3 +103,51 @@ def test_two_files_that_declare_one_name_are_refused(folder: Folder) -> None:
     done = folder.everstep("worker", "one.py", "two.py")
     assert done.status == 2
     assert "Two workflows are named 'same'" in done.err
+
+
+SPINS = """
+from pathlib import Path
+
+import everstep
+
+
+@everstep.workflow
+async def spins():
+    while not Path("enough").exists():
+        pass
+    return "done"
+"""
+
+
+@pytest.fixture
+def spinning(folder: Folder) -> Program:
+    """A worker that logs into a file, and whose only run computes until there is a file."""
+    folder.file("spinning.py", SPINS)
+    with everstep.connect(str(folder.path / "everstep.db")) as client:
+        client.start("spins", id="r")
+    with (folder.path / "log").open("w") as log:
+        worker = Program(
+            [sys.executable, "-m", "everstep", "worker", "spinning.py"],
+            cwd=folder.path,
+            env=folder.environment(),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    folder.processes.append(worker)
+    return worker
+
+
+def test_a_worker_names_the_line_of_workflow_code_that_keeps_its_loop(folder: Folder, spinning: Program) -> None:
+    log, named = folder.path / "log", "workflow code of run r (spins) is at spinning.py:"
+
+    def logged(text: str, after: str) -> bool:
+        assert spinning.poll() is None, log.read_text()
+        return text in log.read_text().partition(after)[2]
+
+    wait_until(lambda: logged(named, "The event loop of this process has not turned for"), log.read_text)
+    folder.file("enough")
+    wait_until(lambda: logged("The event loop of this process turns again", named), log.read_text)
+    wait_until(lambda: folder.run_row("r")[0] == "completed", log.read_text)
+    spinning.send_signal(signal.SIGTERM)
+    assert folder.finish(spinning).status == 0

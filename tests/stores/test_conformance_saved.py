@@ -149,6 +149,37 @@ def test_a_thread_that_was_deleted_is_born_again(harness: Harness) -> None:
     assert harness.one(TakeThread("t", one, 12)) == Taken(1, 12)
 
 
+def test_a_thread_that_was_changed_or_taken_since_a_time_is_not_forgotten_as_an_old_one(harness: Harness) -> None:
+    one, saved = worker(harness, "one"), harness.store.saved
+
+    def forget(since: int, thread: str = "t", **changes: Any) -> Any:
+        return change(harness, thread, everything=True, unchanged_since=since, **changes)
+
+    rows = {"parts": [part(0)], "writes": [write("a")]}
+    for thread in ("t", "taken", "other"):
+        change(harness, thread, states=[state("1", at=5), state("2", "sub", at=7)], **rows)
+    assert harness.one(TakeThread("taken", one, 9)) == Taken(1, 9)
+    assert forget(8, "taken") == TAKEN
+    assert forget(8, "taken", worker=one, epoch=2) == FENCED
+    assert forget(9, "taken", worker=one, epoch=1) == Refused("changed")
+    harness.one(FreeThread("taken", one, 1))
+    assert forget(9, "taken") == Refused("changed")
+    assert forget(7) == Refused("changed")
+    assert saved.owner("t") is None
+    assert forget(8, "none") == Refused("changed")
+    for thread in ("t", "taken", "other"):
+        assert [one.id for one in saved.states(thread)] == ["2", "1"]
+        assert saved.series(thread) == [("", "c", "s")]
+        assert saved.writes(thread, "", ["1"]) == [write("a")]
+    assert forget(8) == Accepted()
+    assert forget(10, "taken") == Accepted()
+    for thread in ("t", "taken"):
+        assert (saved.states(thread), saved.series(thread), saved.writes(thread, "", ["1"])) == ([], [], [])
+        assert saved.owner(thread) is None
+    assert [one.id for one in saved.states("other")] == ["2", "1"]
+    assert harness.one(TakeThread("t", one, 12)) == Taken(1, 12)
+
+
 def test_items_live_until_their_time_is_over(harness: Harness) -> None:
     a, b, c = (
         SavedItem("n.", "a", b"1", 5, 5),
@@ -168,6 +199,14 @@ def test_items_live_until_their_time_is_over(harness: Harness) -> None:
     harness.one(ChangeItems(seen=[("n.x.", "b", 40), ("n.", "a", 40)]))
     assert saved.dead_items(30) == []
     assert saved.item("n.", "a", 50) == a
+    expired = [("n.", "a", 60), ("n.x.", "b", 39), ("none", "a", 60)]
+    harness.one(ChangeItems(expired=expired))
+    harness.one(ChangeItems(seen=[("n.x.", "b", 50)], expired=[("n.x.", "b", 40)]))
+    harness.one(ChangeItems([b._replace(expires_at=70)], expired=[("n.x.", "b", 50)]))
+    assert saved.item("n.x.", "b", 60) == b._replace(expires_at=70)
+    assert saved.item("n.", "a", 60) == a
+    harness.one(ChangeItems(expired=[("n.x.", "b", 70)]))
+    assert saved.dead_items(100) == []
     harness.one(ChangeItems(deleted=[("n.", "a"), ("none", "a")]))
     assert saved.item("n.", "a", 1) is None
 

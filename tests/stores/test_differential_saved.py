@@ -44,6 +44,7 @@ changes = st.builds(
     forgotten=st.lists(st.tuples(namespaces, ids), max_size=1),
     unneeded=st.lists(st.tuples(namespaces, texts, ids), max_size=1),
     everything=st.sampled_from([False, False, False, True]),
+    unchanged_since=st.none() | times,
 )
 operations = st.one_of(
     changes,
@@ -55,6 +56,7 @@ operations = st.one_of(
         st.lists(items, max_size=2),
         st.lists(st.tuples(texts, texts), max_size=1),
         st.lists(st.tuples(texts, texts, times), max_size=1),
+        st.lists(st.tuples(texts, texts, times), max_size=2),
     ),
 )
 

@@ -225,7 +225,7 @@ class Existing(msgspec.Struct, frozen=True):
 class Refused(msgspec.Struct, frozen=True):
     """The operation was not done and changed nothing."""
 
-    why: Literal["fenced", "head", "inbox", "missing", "key", "taken"]
+    why: Literal["changed", "fenced", "head", "inbox", "missing", "key", "taken"]
     calls: tuple[int, ...] = ()
     """With `key`: the calls whose keys, or outcomes, are not theirs to have."""
 

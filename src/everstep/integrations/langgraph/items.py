@@ -155,9 +155,10 @@ class EverstepStore(BaseStore):
                 until = now + round(seconds * SECOND) if seconds is not None else None
                 items.append(SavedItem(*place, _encode((kind, data, vectors.get(place, {}))), now, now, until, seconds))
         gone = [place for place, op in puts.items() if op.value is None]
+        expired: list[tuple[str, str, int]] = []
         if self.ttl_config is not None or any(item.expires_at is not None for item in items):
-            gone += [place for place in saved.dead_items(now) if place not in puts]
-        self._ground.commit(ChangeItems(items, gone, seen))
+            expired = [(*place, now) for place in saved.dead_items(now)]
+        self._ground.commit(ChangeItems(items, gone, seen, expired))
 
     # -- reading --------------------------------------------------------------------------------------------------
     def _get(self, op: GetOp, seen: list[tuple[str, str, int]]) -> Item | None:

@@ -317,10 +317,10 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
                 self._keep_newest(thread, 1)
 
     def forget_threads(self, older_than: float) -> Sequence[str]:
-        """Delete the threads that nobody has changed for so many seconds, and return their ids.
+        """Delete the threads that were neither changed nor run for so many seconds, and return their ids.
 
-        Those that are run just now stay. What their steps came to goes with the retention of runs (`everstep gc`),
-        which leaves that of other threads.
+        Those that are run just now stay, and those that are used while this looks for old ones. What their steps came
+        to goes with the retention of runs (`everstep gc`), which leaves that of other threads.
         """
         until = self.ground.now() - round(older_than * 1_000_000)
         gone: list[str] = []
@@ -328,8 +328,9 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         while found := self.ground.saved.threads(last, 100, until):
             for thread in found:
                 with suppress(ThreadActive):
-                    self.delete_thread(thread)
-                    gone.append(thread)
+                    self.ground.refuse_if_run(thread)
+                    if self.threads.forget_thread(thread, unchanged_since=until):
+                        gone.append(thread)
             last = found[-1]
         return gone
 

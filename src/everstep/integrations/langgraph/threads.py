@@ -65,7 +65,7 @@ class Threads:
 
     # -- saving ---------------------------------------------------------------------------------------------------
     def change(self, thread: str, linger_seconds: float = 0.0, at: int = 0, **changes: Any) -> bool:
-        """Write to a thread; False if a series of parts went on otherwise. Raises `ThreadActive`."""
+        """Write to a thread; False if a series of parts went on otherwise, or it has changed. Raises `ThreadActive`."""
         ground = self.ground
         epoch, why = ground.epoch_of(thread), "fenced"
         while why == "fenced":
@@ -78,7 +78,7 @@ class Threads:
                     break
         if why in ("fenced", "taken"):
             raise ground.active(thread, verdict)  # type: ignore[arg-type]  # it is a refusal
-        return why != "key"
+        return why not in ("key", "changed")
 
     def save(
         self,
@@ -272,9 +272,9 @@ class Threads:
         return serde.loads_typed(value_of_write(thread, row))
 
     # -- forgetting and copying -----------------------------------------------------------------------------------
-    def forget_thread(self, thread: str) -> None:
-        """Delete all that a thread has."""
-        self.change(thread, everything=True)
+    def forget_thread(self, thread: str, unchanged_since: int | None = None) -> bool:
+        """Delete all that a thread has, unless it was changed or run since a time. Tell whether it was deleted."""
+        return self.change(thread, everything=True, unchanged_since=unchanged_since)
 
     def forget_states(self, thread: str, states: Sequence[tuple[str, str]], hidden: Sequence[SavedState] = ()) -> None:
         """Delete states with their writes, and the values that no other state has; and hide others."""

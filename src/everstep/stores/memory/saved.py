@@ -71,6 +71,11 @@ class MemorySaved:
                 known = self._parts.get((change.thread, *part[:4]))
                 if known is not None and known.digest != part.digest:
                     return Refused("key")
+        elif change.unchanged_since is not None:
+            times = [state.at for key, state in self._states.items() if key[0] == change.thread]
+            was_taken = change.thread in self._owners and there.since >= change.unchanged_since
+            if was_taken or not times or max(times) >= change.unchanged_since:
+                return Refused("changed")
         return None
 
     def _change(self, change: ChangeThread) -> Verdict:
@@ -111,6 +116,10 @@ class MemorySaved:
             there = self._items.get((namespace, key))
             if there is not None and there.expires_at is not None:
                 self._items[namespace, key] = there._replace(expires_at=until)
+        for namespace, key, at in change.expired:
+            there = self._items.get((namespace, key))
+            if there is not None and not _is_alive(there, at):
+                del self._items[namespace, key]
 
     # -- reading --------------------------------------------------------------------------------------------------
     def state(self, thread: str, namespace: str, id: str) -> SavedState | None:

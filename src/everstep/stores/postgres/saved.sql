@@ -110,6 +110,29 @@ DELETE FROM everstep.saved_writes WHERE thread = $1;
 -- Unless somebody runs it: then their epoch is still needed.
 DELETE FROM everstep.saved_threads WHERE thread = $1 AND owner IS NULL;
 
+-- name: hold_thread
+-- No worker takes the thread before the transaction ends. One that has no row gets one of epoch 0.
+INSERT INTO everstep.saved_threads (thread, owner, epoch, since, born) VALUES ($1, NULL, 0, 0, 0)
+ON CONFLICT (thread) DO UPDATE SET epoch = saved_threads.epoch;
+
+-- name: drop_held_thread
+-- The row that was made to hold a thread.
+DELETE FROM everstep.saved_threads WHERE thread = $1 AND epoch = 0;
+
+-- name: forget_old_states
+-- All of a thread, if none is new: in one statement, for a person may change a thread without taking it.
+DELETE FROM everstep.saved_states WHERE thread = $1 AND NOT EXISTS (
+    SELECT 1 FROM everstep.saved_states AS new WHERE new.thread = $1 AND new.at >= $2
+);
+
+-- name: forget_old_parts
+-- All of a thread, if no state came meanwhile that may need them.
+DELETE FROM everstep.saved_parts WHERE thread = $1 AND NOT EXISTS (SELECT 1 FROM everstep.saved_states WHERE thread = $1);
+
+-- name: forget_old_writes
+-- All of a thread, if no state came meanwhile.
+DELETE FROM everstep.saved_writes WHERE thread = $1 AND NOT EXISTS (SELECT 1 FROM everstep.saved_states WHERE thread = $1);
+
 -- name: forget_state
 -- One of them.
 DELETE FROM everstep.saved_states WHERE thread = $1 AND namespace = $2 AND id = $3;
@@ -187,6 +210,10 @@ ON CONFLICT (namespace, key) DO UPDATE SET
 -- name: delete_item
 -- By its key.
 DELETE FROM everstep.saved_items WHERE namespace = $1 AND key = $2;
+
+-- name: delete_expired_item
+-- Unless it was put again, or looked at, since it was found.
+DELETE FROM everstep.saved_items WHERE namespace = $1 AND key = $2 AND expires_at <= $3;
 
 -- name: see_item
 -- Somebody looked at it: it lives on.

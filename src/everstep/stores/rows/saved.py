@@ -129,6 +129,11 @@ class ChangeThread(msgspec.Struct, gc=False):
     """Series of parts, by namespace, channel and series, that go."""
     everything: bool = False
     """Whether all that the thread has goes first."""
+    unchanged_since: int | None = None
+    """With `everything`: only if no state is from this time or later, and no worker has taken the thread since.
+
+    Otherwise, or if the thread has no state, `Refused("changed")`: it was used after the caller had found it old.
+    """
     born: int = 0
     """When it was first taken, if it comes from another store."""
 
@@ -156,6 +161,8 @@ class ChangeItems(msgspec.Struct, gc=False):
     deleted: Sequence[tuple[str, str]] = ()
     seen: Sequence[tuple[str, str, int]] = ()
     """Items by namespace and key that live on until a new time, because somebody looked at them."""
+    expired: Sequence[tuple[str, str, int]] = ()
+    """Items by namespace and key that are deleted last, each if its time is over at this time: it may be new by now."""
 
 
 class Taken(msgspec.Struct, frozen=True):

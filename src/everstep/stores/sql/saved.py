@@ -49,16 +49,17 @@ class SavedTables:
 
     def _change(self, change: ChangeThread) -> Verdict:
         thread = change.thread
-        rows = self._all("thread_guard", thread)
-        owner, epoch, lives = rows[0] if rows else (None, 0, 0)
-        if change.epoch:
-            if (owner, epoch) != (change.worker, change.epoch):
-                return Refused("fenced")
-        elif owner is not None and owner != change.worker and lives:
-            return Refused("taken")
+        if change.everything and change.unchanged_since is not None:
+            self._run("hold_thread", thread)
+            refusal = self._refusal(change) or self._forget_old(thread, change.unchanged_since)
+            self._run("drop_held_thread", thread)
+        else:
+            refusal = self._refusal(change)
+        if refusal is not None:
+            return refusal
         if change.parts and not change.everything and not self._add_parts(change):
             return Refused("key")
-        if change.everything:
+        if change.everything and change.unchanged_since is None:
             for statement in ("forget_states", "forget_parts", "forget_writes", "forget_thread"):
                 self._run(statement, thread)
         for forgotten in change.forgotten:
@@ -82,6 +83,24 @@ class SavedTables:
                 self._many(name, [(thread, *row) for row in saved])
         return ACCEPTED
 
+    def _refusal(self, change: ChangeThread) -> Refused | None:
+        rows = self._all("thread_guard", change.thread)
+        owner, epoch, lives = rows[0] if rows else (None, 0, 0)
+        if change.epoch:
+            return Refused("fenced") if (owner, epoch) != (change.worker, change.epoch) else None
+        return Refused("taken") if owner is not None and owner != change.worker and lives else None
+
+    def _forget_old(self, thread: str, since: int) -> Refused | None:
+        """Forget all that a thread has which is held, if that is older than a time."""
+        ((_, epoch, taken_at, _),) = self._all("thread_owner", thread)
+        if epoch and taken_at >= since:
+            return Refused("changed")
+        if not self._run("forget_old_states", thread, since):
+            return Refused("changed")
+        for statement in ("forget_old_parts", "forget_old_writes", "forget_thread"):
+            self._run(statement, thread)
+        return None
+
     def _add_parts(self, change: ChangeThread) -> bool:
         """Add parts, if each is new or the same as the one that is there: nearly always they are."""
         added: list[SavedPart] = []
@@ -101,6 +120,8 @@ class SavedTables:
             self._run("delete_item", *deleted)
         for namespace, key, until in change.seen:
             self._run("see_item", namespace, key, until)
+        for expired in change.expired:
+            self._run("delete_expired_item", *expired)
         return ACCEPTED
 
 
