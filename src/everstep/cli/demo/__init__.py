@@ -1,7 +1,6 @@
 """`everstep demo`: a program of about ten steps is killed three times, and the outside never notices."""
 
 import asyncio
-import shutil
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from everstep.cli.drawing import draw_timeline
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.opening import line_to_paste
 from everstep.cli.terminal import clean, console, say_json, styled
+from everstep.model.own_files import replace
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,7 +40,7 @@ def demo_command(folder: Path | None, in_json: bool) -> int:
             raise click.BadParameter(f"{place} is not empty.", param_hint="--folder")
         place.mkdir(parents=True, exist_ok=True)
     program = place / "agent.py"
-    shutil.copy(Path(__file__).with_name("agent.py"), program)
+    replace(program, Path(__file__).with_name("agent.py").read_bytes())
     try:
         outcome = _play(place, program, in_json=in_json)
     except DemoFailed as error:
