@@ -10,6 +10,7 @@ from click.testing import CliRunner
 import everstep
 from everstep import workflow
 from everstep.cli import main
+from everstep.engine.process import without_status
 from everstep.errors import Damaged, RunHeld
 from tests.engine.resume_helpers import Machine, scenario
 
@@ -135,3 +136,50 @@ async def test_doctor_and_ls_name_runs_without_a_status(machine: Machine) -> Non
     done = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", "--url", path])
     assert done.exit_code == 0
     assert "damaged" not in done.output
+
+
+@pytest.mark.parametrize(
+    "damage", ["workflow = CAST(x'FF' AS TEXT)", "budget = x'00'", "tags = '{'", "published = x'00'"]
+)
+@scenario
+async def test_a_row_that_cannot_be_read_keeps_no_other_from_being_held_and_no_worker_from_claiming(
+    machine: Machine, damage: str
+) -> None:
+    app = await machine.boot()
+    for id in ("open-1", "open-2", "open-3"):
+        await app.start(waiting, id=id)
+        await machine.until_status(id, "waiting")
+    await machine.stop(app)
+    machine.sql(f"UPDATE runs SET status = 'aaa', {damage} WHERE id IN ('open-1', 'open-2')")  # looked at first
+    machine.sql("UPDATE runs SET status = 'zzz' WHERE id = 'open-3'")
+    worker = await machine.worker()
+    await machine.until(lambda: "open-3" in [hold.run for hold in machine.store.holds()])
+    await machine.advance(150)
+    assert not worker.background.has_failing
+    assert not worker.background.not_claiming
+    assert await worker.run(ended) == 1
+
+
+@scenario
+async def test_a_history_that_cannot_be_judged_keeps_no_other_run_from_being_held(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await machine.boot()
+    for id in ("open-1", "open-2"):
+        await app.start(waiting, id=id)
+        await machine.until_status(id, "waiting")
+    await machine.stop(app)
+    machine.sql("UPDATE runs SET status = 'zzz'")
+    real = without_status.diagnose
+
+    def judged(store: Any, row: Any) -> Any:
+        if row.id == "open-1":
+            raise Damaged("its history cannot be judged", 0)
+        return real(store, row)
+
+    monkeypatch.setattr(without_status, "diagnose", judged)
+    worker = await machine.worker()
+    await machine.until(lambda: [hold.run for hold in machine.store.holds()] == ["open-2"])
+    await machine.advance(150)
+    assert not worker.background.has_failing
+    assert not worker.background.not_claiming

@@ -34,7 +34,11 @@ async def hold_runs_without_status(app: "Host") -> None:
         if run in app.drivers or run in app.untakeable:
             continue  # what its driver writes next sets the status, or is refused
         with app.setting_aside(run):
-            await _hold(app, run)
+            try:
+                await _hold(app, run)
+            except Damaged as error:  # it concerns this run alone: others are held, and the worker goes on claiming
+                log.error("Run %s has no status, and its row cannot be read: %s", run, error)
+                app.cannot_take_up(run)
 
 
 async def _hold(app: "Host", run: str) -> None:

@@ -210,7 +210,7 @@ def hold_row(values: Row) -> HoldRow:
         resolution=values[9],
         by=values[10],
         note=values[11],
-        workflow=values[12],
+        workflow=text(values[12]),
     )
 
 

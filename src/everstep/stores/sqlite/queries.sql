@@ -547,22 +547,23 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, '', '', '');
 UPDATE holds SET resolved_at = ?, resolution = ?, by = ?, note = ? WHERE id = ? AND run = ? AND resolved_at IS NULL;
 
 -- name: holds_open
--- The questions that wait for a person: few, whatever was resolved before.
+-- The questions that wait for a person: few, whatever was resolved before. The name of a workflow is read as bytes: a
+-- damaged one must not hide the holds of other runs.
 SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
-    holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
+    holds.resolved_at, holds.resolution, holds.by, holds.note, CAST(runs.workflow AS BLOB)
 FROM holds INDEXED BY holds_open JOIN runs ON runs.id = holds.run
 WHERE holds.resolved_at IS NULL ORDER BY holds.created_at, holds.id;
 
 -- name: holds_all
 -- For a reader who wants the resolved ones as well.
 SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
-    holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
+    holds.resolved_at, holds.resolution, holds.by, holds.note, CAST(runs.workflow AS BLOB)
 FROM holds JOIN runs ON runs.id = holds.run ORDER BY holds.created_at, holds.id;
 
 -- name: holds_of_run
 -- ?2: only the open ones.
 SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
-    holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
+    holds.resolved_at, holds.resolution, holds.by, holds.note, CAST(runs.workflow AS BLOB)
 FROM holds INDEXED BY holds_run JOIN runs ON runs.id = holds.run
 WHERE holds.run = ?1 AND (holds.resolved_at IS NULL OR NOT ?2) ORDER BY holds.created_at, holds.id;
 
