@@ -21,11 +21,11 @@ from everstep.errors import (
     Uncompensated,
     UnknownRun,
 )
-from everstep.stores.memory import MemoryStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, cut, play
 from tests.engine.resume_helpers import Gate, Machine, freeze, scenario
+from tests.lasting import LastingStore
 
 NOTES: list[str] = []
 GATES: dict[str, Gate] = {}
@@ -347,7 +347,7 @@ def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) -> None:
             await app.close()
 
     async def main() -> None:
-        store = MemoryStore()
+        store = LastingStore()
         notes, events = await live(store, 2_000_000_000_000_000, begin=True)
         assert notes == BOOKED + UNBOOKED
         kinds = [event.kind for event in events]

@@ -12,13 +12,13 @@ from everstep.engine.app.app import App
 from everstep.engine.run import attempts
 from everstep.errors import CompensationBegun, HoldConflict, Misuse, RunCancelled, RunHeld, RunTimedOut, StoreError
 from everstep.model import events as ev
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Post
 from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from everstep.testing.rules_history import HistoryJudge
 from tests.engine.lives import RUN, Life, cut, live, prove_life
 from tests.engine.resume_helpers import Gate, Machine, freeze, scenario
+from tests.lasting import LastingStore
 
 NOTES: list[Any] = []
 KEYS: list[tuple[str, str]] = []
@@ -901,7 +901,7 @@ def test_what_arrives_while_the_failure_is_on_its_way_to_the_disk_changes_nothin
         await listening
 
     async def main() -> None:
-        store = MemoryStore()
+        store = LastingStore()
         app = await App(store, clock=FakeClock()).open()
 
         def send() -> None:

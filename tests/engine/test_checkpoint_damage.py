@@ -18,7 +18,7 @@ from everstep.model.digests import chain_next, chain_start, checkpoint_digest
 from everstep.model.events import EventRow
 from everstep.stores.protocol import CheckpointRow
 from everstep.testing.clock import FakeClock
-from tests.engine.checkpoint_helpers import KeepingStore, account, existing, recovered, replayed_whole
+from tests.engine.checkpoint_helpers import KeepingStore, account, existing, recovered, replayed_whole, with_events
 from tests.engine.lives import RUN, cut, live
 from tests.engine.resume_helpers import Gate, Machine, scenario
 
@@ -79,9 +79,7 @@ class Damage:
         whole.execution.evict()
 
     def put(self, rows: list[CheckpointRow]) -> None:
-        self.store._checkpoints.clear()
-        for row in rows:
-            self.store._checkpoints.setdefault((row.run, row.generation), {})[row.seq] = row
+        self.store.put_checkpoints(rows)
 
     def judge(self, rows: list[CheckpointRow], used: int, damaged: set[int], *, replay: bool) -> None:
         """Recover from these checkpoints: just the one that is meant is used, and the others are told of."""
@@ -179,60 +177,48 @@ def test_a_row_of_nowhere_is_passed_over(damage: Damage) -> None:
 def test_with_any_bit_of_its_event_flipped_no_checkpoint_makes_up_for_the_history(damage: Damage) -> None:
     """What a checkpoint says is never believed against the chain of events."""
     damage.put(damage.rows)
-    events = damage.store._events[RUN, 1]
+    events = damage.store.events(RUN, 1)
     place = damage.rows[-1].seq - 1
     sound = events[place]
-    try:
-        for column in ("body", "digest", "kind", "at"):
-            for value in flipped(getattr(sound, column)):
-                events[place] = sound._replace(**{column: value})
-                with pytest.raises(Damaged) as found:
-                    load_past(damage.store, damage.row)
-                assert found.value.last_good == sound.seq - 1
-    finally:
-        events[place] = sound
+    for column in ("body", "digest", "kind", "at"):
+        for value in flipped(getattr(sound, column)):
+            events[place] = sound._replace(**{column: value})
+            with pytest.raises(Damaged) as found:
+                load_past(with_events(damage.store, events), damage.row)
+            assert found.value.last_good == sound.seq - 1
 
 
 def test_a_cut_tail_a_foreign_event_and_an_edited_row_are_found_behind_a_checkpoint(damage: Damage) -> None:
     damage.put(damage.rows)
-    events = damage.store._events[RUN, 1]
-    sound, row = list(events), damage.row
+    sound, row = damage.store.events(RUN, 1), damage.row
     last = sound[-1]
     digest = chain_next(last.digest, last.seq + 1, "heartbeat", "add", last.at, b'{"call":1,"attempt":1}')
     foreign = EventRow(last.seq + 1, "heartbeat", "add", last.at, b'{"call":1,"attempt":1}', digest)
-    try:
-        for tail, changed in (
-            (sound[:-1], row),
-            ([*sound, foreign], row),
-            (sound, msgspec.structs.replace(row, head_seq=row.head_seq + 1)),
-            (sound, msgspec.structs.replace(row, head_digest=b"\x00" * 16)),
-            (sound, msgspec.structs.replace(row, status="completed")),
-            (sound, msgspec.structs.replace(row, workflow="another")),
-        ):
-            events[:] = tail
-            with pytest.raises(Damaged):
-                load_past(damage.store, changed)
-    finally:
-        events[:] = sound
+    for tail, changed in (
+        (sound[:-1], row),
+        ([*sound, foreign], row),
+        (sound, msgspec.structs.replace(row, head_seq=row.head_seq + 1)),
+        (sound, msgspec.structs.replace(row, head_digest=b"\x00" * 16)),
+        (sound, msgspec.structs.replace(row, status="completed")),
+        (sound, msgspec.structs.replace(row, workflow="another")),
+    ):
+        with pytest.raises(Damaged):
+            load_past(with_events(damage.store, tail), changed)
 
 
 def test_a_beginning_that_the_checkpoints_do_not_know_is_not_mixed_with_them(damage: Damage) -> None:
     """Somebody has put another beginning there, with digests that fit each other."""
     damage.put(damage.rows)
-    events = damage.store._events[RUN, 1]
-    sound = list(events)
+    events = damage.store.events(RUN, 1)
     first = next(event.seq for event in events if event.kind == "checkpoint_taken")
     digest = chain_start(RUN, 1)
-    try:
-        for place, (seq, kind, name, at, body, _) in enumerate(sound[:first]):
-            changed = body.replace(b"[1,2,3,4,5]", b"[1,2,3,4,9]")
-            digest = chain_next(digest, seq, kind, name, at, changed)
-            events[place] = EventRow(seq, kind, name, at, changed, digest)
-        with pytest.raises(Damaged) as found:
-            load_past(damage.store, damage.row)
-        assert found.value.last_good == first
-    finally:
-        events[:] = sound
+    for place, (seq, kind, name, at, body, _) in enumerate(events[:first]):
+        changed = body.replace(b"[1,2,3,4,5]", b"[1,2,3,4,9]")
+        digest = chain_next(digest, seq, kind, name, at, changed)
+        events[place] = EventRow(seq, kind, name, at, changed, digest)
+    with pytest.raises(Damaged) as found:
+        load_past(with_events(damage.store, events), damage.row)
+    assert found.value.last_good == first
 
 
 # -- real stores ------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import everstep
 from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.process import pump
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Claimed, ClaimedPast, Operation, Post, Verdict
+from tests.lasting import LastingStore
 
 SECONDS_MAX = 20.0
 TURNS_MAX = 200
@@ -38,7 +38,7 @@ def test_a_worker_with_more_runs_than_places_takes_the_next_without_waiting_for_
     monkeypatch.setattr(pump, "POLL_SECONDS", 1_000.0)
 
     async def main() -> None:
-        store = MemoryStore()
+        store = LastingStore()
         starter = App(store)
         await starter.open()
         starter.draining = True  # it starts runs and drives none
@@ -84,7 +84,7 @@ def test_runs_that_leave_an_app_which_drives_more_than_it_has_places_for_do_not_
 
     async def main() -> None:
         LEAVE[:] = [asyncio.Event() for _ in range(12)]
-        app = await App(MemoryStore(), concurrency=4).open()
+        app = await App(LastingStore(), concurrency=4).open()
         runs = [await app.start(staying, number) for number in range(12)]
         async with asyncio.timeout(SECONDS_MAX):
             app.pump.nudge()
@@ -100,7 +100,7 @@ def test_runs_that_leave_an_app_which_drives_more_than_it_has_places_for_do_not_
     asyncio.run(main())
 
 
-class ReadingStore(MemoryStore):
+class ReadingStore(LastingStore):
     """One whose claims have read the past of their runs; and then somebody else delivers, before anybody hears."""
 
     def __init__(self) -> None:

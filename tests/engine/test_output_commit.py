@@ -13,11 +13,11 @@ import everstep
 from everstep import Retry, step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.run import attempts as attempts_module
-from everstep.stores.memory import MemoryStore
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import Operation, Verdict
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, settle, until
+from tests.lasting import LastingStore
 
 SEEN: list[list[str]] = []
 """What a second connection saw in the store when a body began."""
@@ -172,7 +172,7 @@ def test_steps_of_many_runs_share_their_commits() -> None:
     assert asyncio.run(main()) < 60  # of 400 that single commits would take
 
 
-class SlowStore(MemoryStore):
+class SlowStore(LastingStore):
     """A store whose commits wait for the test from the moment it says so."""
 
     def __init__(self) -> None:

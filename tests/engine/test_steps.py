@@ -16,10 +16,10 @@ from everstep import Fatal, Live, NotDone, Retry, step, workflow
 from everstep.engine.app.app import App
 from everstep.errors import Misuse, NotEncodable, RunHeld, StepError, StepTimedOut
 from everstep.model.events import decode_body
-from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, Life, add, cut, echo, live, outcome, play, prove, prove_life, settle, until
 from tests.engine.processes import notes, run
+from tests.lasting import LastingStore
 
 EVEN = Retry(attempts=3, first=10, factor=2, jitter=0)
 
@@ -98,7 +98,7 @@ def test_attempt_numbers_and_back_off_deadlines_survive_a_crash_at_every_event()
     """The step's attempts are counted in the history; a crash that cuts one off adds one, and no failure is lost."""
 
     async def main() -> None:
-        store = MemoryStore()
+        store = LastingStore()
         first = await live(store, FakeClock(), lucky_flow, ())
         assert first.value == 3
         dues = [body.due for body in first.bodies("attempt_failed")]
@@ -138,7 +138,7 @@ def test_a_crash_does_not_give_a_failing_step_more_attempts_than_its_policy() ->
         await broken()
 
     async def main() -> None:
-        store = MemoryStore()
+        store = LastingStore()
         first = await live(store, FakeClock(), flow, ())
         assert begun == [1, 2, 3]
         for count, kind in enumerate(first.kinds(), 1):
@@ -154,7 +154,7 @@ def test_a_crash_does_not_give_a_failing_step_more_attempts_than_its_policy() ->
 
 def test_an_attempt_that_a_crash_cut_off_does_not_use_up_the_policy() -> None:
     async def main() -> None:
-        store = MemoryStore()
+        store = LastingStore()
         first = await live(store, FakeClock(), lucky_flow, ())
         begun = first.kinds().index("step_started", first.kinds().index("attempt_failed")) + 1
         again = await live(cut(store, begun), FakeClock(first.events[begun - 1].at), lucky_flow, ())
@@ -290,7 +290,7 @@ def test_a_def_body_that_takes_too_long_is_given_up_although_its_thread_goes_on(
 
     async def main() -> tuple[str, list[str]]:
         clock = FakeClock()
-        app = await App(MemoryStore(), clock=clock).open()
+        app = await App(LastingStore(), clock=clock).open()
         handle = await app.start(flow, id=RUN)
         result = await handle.result(timeout=60)
         release.set()
@@ -380,7 +380,7 @@ def test_a_heartbeat_reaches_the_next_attempt_when_the_worker_merely_stops() -> 
         return await hang_and_count()
 
     async def main() -> Any:
-        store = MemoryStore()
+        store = LastingStore()
         close, store.close = store.close, lambda: None  # type: ignore[method-assign]
         app = await App(store, clock=FakeClock()).open()
         await app.start(flow, id=RUN)
@@ -433,8 +433,7 @@ def test_a_key_is_the_same_in_every_attempt_and_another_in_every_step_and_run() 
 
 def test_a_key_is_the_same_after_a_crash_and_another_after_a_restart() -> None:
     async def main() -> None:
-        store = MemoryStore()
-        store.close = lambda: None  # type: ignore[method-assign]
+        store = LastingStore()
         first = await live(store, FakeClock(), keys_flow, ())
         for count in range(1, len(first.events)):
             again = await live(cut(store, count), FakeClock(first.events[count - 1].at), keys_flow, ())
@@ -550,7 +549,7 @@ def test_a_crash_before_the_fallback_s_outcome_does_not_bring_a_finally_failed_s
         return await broken()
 
     async def main() -> None:
-        store = MemoryStore()
+        store = LastingStore()
         first = await live(store, FakeClock(), flow, ())
         assert first.value == "fallen"
         begun.clear()
@@ -1035,7 +1034,7 @@ def test_published_values_can_be_read_while_the_run_waits_and_after_it() -> None
 
     async def main() -> None:
         clock = FakeClock()
-        app = await App(MemoryStore(), clock=clock).open()
+        app = await App(LastingStore(), clock=clock).open()
         handle = await app.start(flow, id=RUN)
         await settle(app)
         assert await handle.published() == {"progress": {"done": 1}}

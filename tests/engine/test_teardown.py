@@ -18,10 +18,10 @@ from everstep.engine.code import unwinding
 from everstep.engine.process import host
 from everstep.engine.run.holds import report_facts
 from everstep.errors import Evicted, RunHeld
-from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, echo, hang, play, settle
 from tests.engine.resume_helpers import Program
+from tests.lasting import LastingStore
 
 TOLD: list[str] = []
 
@@ -43,16 +43,9 @@ def _nothing_told() -> None:
     TOLD.clear()
 
 
-def lasting_store() -> MemoryStore:
-    """Return a store that several apps use, one after the other."""
-    store = MemoryStore()
-    store.close = lambda: None  # type: ignore[method-assign]
-    return store
-
-
 @asynccontextmanager
 async def an_app(store: Any = None, clock: FakeClock | None = None) -> AsyncIterator[App]:
-    app = await App(store or MemoryStore(), clock=clock or FakeClock()).open()
+    app = await App(store or LastingStore(), clock=clock or FakeClock()).open()
     try:
         yield app
     finally:
@@ -61,7 +54,7 @@ async def an_app(store: Any = None, clock: FakeClock | None = None) -> AsyncIter
 
 async def stopped_and_taken_up(workflow: Any) -> tuple[Any, list[str], list[str]]:
     """Start a run, stop its worker, take it up again; return its result and what was told before and after."""
-    store, clock = lasting_store(), FakeClock()
+    store, clock = LastingStore(), FakeClock()
     async with an_app(store, clock) as app:
         run = await app.start(workflow, id=RUN)
         await settle(app)
@@ -359,7 +352,7 @@ REFUSES: dict[str, Any] = {
 
 async def left_behind(flow: Any, *args: Any) -> list[str]:
     """Start a run, stop its app, and return what it has recorded; another run is driven meanwhile and after it."""
-    store, clock = lasting_store(), FakeClock()
+    store, clock = LastingStore(), FakeClock()
     async with an_app(store, clock) as app:
         run = await app.start(flow, *args, id=RUN)
         await settle(app)
@@ -510,7 +503,7 @@ def test_a_step_under_way_when_a_worker_stops_is_cancelled_and_done_again_later(
 
     async def main() -> str:
         nonlocal block
-        store = lasting_store()
+        store = LastingStore()
         async with an_app(store) as app:
             await app.start(flow, id=RUN)
             await settle(app)
@@ -581,7 +574,7 @@ def test_output_of_code_is_heard_once_across_leaving_memory_and_restarts(
         return word
 
     async def main() -> None:
-        store, clock = lasting_store(), FakeClock()
+        store, clock = LastingStore(), FakeClock()
         async with an_app(store, clock) as app:
             await app.start(flow, id=RUN)
             await settle(app)

@@ -1,7 +1,7 @@
 """Imports point one way: model ← codec ← stores ← effects ← engine ← worker ← web, cli, graph, integrations.
 
 Inside of `engine/`: history ← code ← run ← process ← verbs ← app.
-Inside of `stores/`: rows ← protocol ← memory, and rows ← protocol ← sql ← sqlite, postgres. `opening` knows them all.
+Inside of `stores/`: rows ← protocol ← sql ← sqlite, postgres. `opening` knows them all.
 """
 
 import ast
@@ -15,7 +15,7 @@ SURFACE = "the public surface"
 SURFACE_MODULES = frozenset({"__init__", "adapters", "blocking", "files", "witness"})
 
 ENGINE = ("engine.history", "engine.code", "engine.run", "engine.process", "engine.verbs", "engine.app")
-STORES = ("stores.rows", "stores", "stores.memory", "stores.sql", "stores.sqlite", "stores.postgres", "stores.opening")
+STORES = ("stores.rows", "stores", "stores.sql", "stores.sqlite", "stores.postgres", "stores.opening")
 CHAIN = ("errors", "model", "codec", *STORES, "effects", *ENGINE, "worker")
 THROUGH = {room: frozenset(CHAIN[: CHAIN.index(room) + 1]) for room in CHAIN}
 APART = {  # stores know nothing of each other
@@ -106,7 +106,7 @@ def test_imports_point_one_way() -> None:
     [
         ("model/events.py", "from everstep.codec import encode"),
         ("codec/types.py", "import everstep.stores.protocol"),
-        ("stores/memory/store.py", "from everstep.effects.step import Step"),
+        ("stores/sqlite/memory.py", "from everstep.effects.step import Step"),
         ("stores/rows/keys.py", "from everstep.stores.protocol import Append"),
         ("stores/protocol.py", "def later():\n    from everstep.stores.sql.rows import run_row"),
         ("stores/sql/keys.py", "from everstep.stores.sqlite.reads import Reader"),

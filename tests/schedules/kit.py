@@ -11,8 +11,8 @@ import msgspec
 
 from everstep.engine.app.app import App
 from everstep.model.schedules import Definition, tick_text
-from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
+from tests.lasting import LastingStore
 
 NINE = datetime(2026, 11, 16, 9, tzinfo=UTC)
 
@@ -53,8 +53,7 @@ class Place:
 
     def __init__(self, at: datetime = NINE) -> None:
         self.clock = FakeClock(micros(at))
-        self.store = MemoryStore(clock=self.clock.now)
-        self.store.close = lambda: None  # type: ignore[method-assign]  # it outlives the apps
+        self.store = LastingStore(clock=self.clock.now)
 
     @asynccontextmanager
     async def worker(self, *, recover: bool = True) -> AsyncIterator[App]:

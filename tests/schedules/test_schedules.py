@@ -499,8 +499,8 @@ async def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(place: Pl
         await app.schedule(tidy, name="broken", every=HOUR)
         await app.schedule(tidy, name="sound", every=HOUR)
         await app.schedule(tidy, name="worse", every=HOUR)
-        place.store._schedules["broken"].definition = b'{"workflow": 1}'
-        place.store._schedules["worse"].state, place.store._schedules["worse"].waits = b"\xff", True
+        place.store.do("UPDATE schedules SET definition = ? WHERE name = 'broken'", b'{"workflow": 1}')
+        place.store.do("UPDATE schedules SET state = ?, waits = 1 WHERE name = 'worse'", b"\xff")
         await place.move(app, HOUR)
         await ended(place, f"sound@{at(10)}")
         assert place.runs() == [f"sound@{at(10)}"]

@@ -7,7 +7,6 @@ from typing import Final, Literal
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption, chain_keys
 from everstep.model.collector import paused_collector
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Store
 
 DEFAULT_URL: Final = "sqlite:///everstep.db"
@@ -55,14 +54,14 @@ def _opened(
 ) -> Store:
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
-    if url == "memory:":
-        return MemoryStore(clock=clock)
     if is_postgres(url):
         return _postgres(url, durability=durability, clock=clock, create=create, migrate=migrate)
-    path = _path_of(url)
+    path = _path_of(url) if url != "memory:" else None
     with paused_collector():
-        from everstep.stores.sqlite import SqliteStore
+        from everstep.stores.sqlite import MemoryStore, SqliteStore
 
+    if path is None:
+        return MemoryStore(clock=clock)
     return SqliteStore(path, durability=durability, clock=clock, create=create, migrate=migrate)
 
 

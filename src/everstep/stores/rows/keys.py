@@ -11,7 +11,6 @@ entered in the transaction of its `key_taken`, and told through its inbox (kind 
 the key. So neither side can miss the other, whoever crashes.
 """
 
-from collections.abc import Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -326,17 +325,3 @@ def ends_with_its_run(row: EffectRow) -> bool:
 def shown_effect(row: EffectRow) -> EffectRow:
     """Return a key's row as anybody may see it: without an outcome that is secret."""
     return msgspec.structs.replace(row, outcome=None, digest="") if row.secret else row
-
-
-def newest_first(rows: Sequence[EffectRow], filter: EffectFilter) -> list[EffectRow]:
-    """Return the page of all keys that a filter asks for (for stores that filter in memory)."""
-    meant = [
-        row
-        for row in rows
-        if row.key.startswith(filter.prefix)
-        and filter.run in (None, row.run)
-        and filter.step in (None, row.step)
-        and filter.state in (None, row.state)
-    ]
-    meant.sort(key=lambda row: (-row.changed_at, row.key))
-    return meant[filter.offset : filter.offset + filter.limit]

@@ -1,6 +1,6 @@
 """Runs as a store keeps them, with their inboxes, checkpoints and holds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -191,12 +191,6 @@ class RunFilter(msgspec.Struct, kw_only=True):
 SMALL: Final = {ord(letter): letter.lower() for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
-def is_found(text: str, row: RunRow) -> bool:
-    """Tell whether a run has a text where a search looks for it."""
-    tags = [f"{name}={value}" for name, value in row.tags.items()]
-    return any(text.translate(SMALL) in one.translate(SMALL) for one in (row.id, row.workflow, row.preview, *tags))
-
-
 class LostTail(msgspec.Struct, kw_only=True):
     """A run whose history no longer has an event that this process saw durable.
 
@@ -223,8 +217,3 @@ class LostTail(msgspec.Struct, kw_only=True):
     def is_other(self) -> bool:
         """Whether there is an event of the same number, and it is another one: somebody went on without the tail."""
         return self.there is not None and self.there >= self.seen
-
-
-def pages(rows: Iterable[RunRow], filter: RunFilter) -> list[RunRow]:
-    """Return the page of `rows` that a filter asks for (for stores that filter in memory)."""
-    return list(rows)[filter.offset : filter.offset + filter.limit]

@@ -32,14 +32,16 @@ from everstep.stores.sqlite.transaction import Transaction
 class Writer:
     """The one connection of a store that writes. Any thread may use it, one at a time."""
 
-    def __init__(self, connection: apsw.Connection, patience: Patience, path: str, identity: Identity) -> None:
+    def __init__(
+        self, connection: apsw.Connection, patience: Patience, path: str, identity: Identity, lock: threading.Lock
+    ) -> None:
         self.connection = connection
         self._patience = patience
         self._path = path
         self._identity = identity
         self._cursor = connection.cursor()
         self._transaction = Transaction(connection)
-        self._lock = threading.Lock()
+        self._lock = lock
         self._failure: StoreFailed | None = None
         self._data_version = self._read_data_version()
 

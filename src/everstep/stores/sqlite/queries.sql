@@ -448,6 +448,10 @@ DELETE FROM followers WHERE follower = ?;
 -- Random bits of the store's own; never changed.
 SELECT value FROM meta WHERE name = 'entropy';
 
+-- name: draw_entropy
+-- A store that begins as a copy of another one must not be taken for that one.
+UPDATE meta SET value = lower(hex(randomblob(16))) WHERE name = 'entropy';
+
 -- name: effect
 -- Who has a key: what decides about a claim, and what a second step shares.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,

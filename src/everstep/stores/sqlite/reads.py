@@ -29,13 +29,13 @@ _decode_numbers = msgspec.json.Decoder(list[int]).decode
 class Reader:
     """The one connection of a store that only reads. Any thread may use it, one at a time."""
 
-    def __init__(self, connection: apsw.Connection, path: str) -> None:
+    def __init__(self, connection: apsw.Connection, path: str, lock: threading.Lock) -> None:
         self._connection = connection
         self.where = path
         self._cursor = connection.cursor()
         self._statements = SqliteStatements(connection)
         self._sql = Texts("queries.sql", "queues.sql", "saved.sql")
-        self._lock = threading.Lock()
+        self._lock = lock
         self._is_slow = False
         """Whether the last question had to wait for longer than a loop does."""
 

@@ -1,6 +1,7 @@
 """The SQLite store: one file, any number of processes on one machine."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -55,26 +56,31 @@ class SqliteStore(SqlStore):
         # The real path: two names of one file must agree on the file of liveness locks beside it.
         self.path = real_path(os.fspath(path))
         self.url = f"sqlite:///{self.path}"
-        self.chain = ChainKeys()
-        self._clock = clock or (lambda: time.time_ns() // 1000)
+        self._durability: Durability = durability
+        self._vfs = vfs
         patience = Patience()
         writing, reading, self.is_new = open_file(
             self.path, durability=durability, patience=patience, create=create, may_migrate=migrate, vfs=vfs
         )
-        self._reader = Reader(reading, self.path)
-        self._read_with(self._reader)
+        self._reader = Reader(reading, self.path, threading.Lock())
         try:
-            self.entropy = self._read_entropy()
-            self._latest = self.noted = self._read_latest()
+            self._begin(clock)
         except BaseException:
             reading.close()
             writing.close()
             raise
-        self._writer = Writer(writing, patience, self.path, Identity(self.path))  # now all its files are there
+        # Now all its files are there.
+        self._writer = Writer(writing, patience, self.path, Identity(self.path), threading.Lock())
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"), self._reader.places)
-        self._durability: Durability = durability
-        self._vfs = vfs
         _open_here.add(self)
+
+    def _begin(self, clock: Callable[[], int] | None) -> None:
+        """Read what the store says of itself."""
+        self.chain = ChainKeys()
+        self._clock = clock or (lambda: time.time_ns() // 1000)
+        self._read_with(self._reader)
+        self.entropy = self._read_entropy()
+        self._latest = self.noted = self._read_latest()
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""

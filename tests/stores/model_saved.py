@@ -1,9 +1,8 @@
-"""Threads and items of the in-memory store: the reference that every other store is compared with."""
+"""What a store does with threads and items of frameworks, as a model: see model.py."""
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from everstep.stores.protocol import Accepted, Refused, Verdict, WorkerRow
+from everstep.stores.protocol import Accepted, Refused, Verdict
 from everstep.stores.rows.saved import (
     ChangeItems,
     ChangeThread,
@@ -19,12 +18,11 @@ from everstep.stores.rows.saved import (
 )
 
 
-class MemorySaved:
-    """Plain dicts by thread and key, under the store's lock."""
+class SavedModel:
+    """Plain dicts by thread and key."""
 
-    def __init__(self, lock: threading.RLock, workers: Mapping[str, WorkerRow]) -> None:
-        self._lock = lock
-        self._workers = workers
+    def __init__(self, lives: Callable[[str], bool]) -> None:
+        self._lives = lives
         self._owners: dict[str, ThreadOwner] = {}
         self._states: dict[tuple[str, str, str], SavedState] = {}
         self._parts: dict[tuple[str, str, str, str, int], SavedPart] = {}
@@ -47,9 +45,6 @@ class MemorySaved:
             case ChangeItems():
                 self._change_items(operation)
         return Accepted()
-
-    def _lives(self, worker: str | None) -> bool:
-        return worker is not None and worker in self._workers and self._workers[worker].has_lease
 
     def _take(self, take: TakeThread) -> Verdict:
         there = self._owners.get(take.thread, ThreadOwner(None, 0, 0, take.at))
@@ -94,10 +89,11 @@ class MemorySaved:
         for forgotten in change.forgotten:
             self._states.pop((thread, *forgotten), None)
             self._writes = {key: write for key, write in self._writes.items() if key[:3] != (thread, *forgotten)}
-        for unneeded in change.unneeded:
+        new = {(thread, *part[:4]): part for part in reversed(change.parts)}
+        self._parts = self._parts if change.everything else new | self._parts
+        for unneeded in change.unneeded:  # also a new one, unless it replaces everything
             self._parts = {key: part for key, part in self._parts.items() if key[:4] != (thread, *unneeded)}
-        for part in change.parts:
-            self._parts.setdefault((thread, *part[:4]), part)
+        self._parts = new | self._parts if change.everything else self._parts
         for state in change.states:
             self._states[thread, state.namespace, state.id] = state
         for write in change.writes:
@@ -123,16 +119,12 @@ class MemorySaved:
 
     # -- reading --------------------------------------------------------------------------------------------------
     def state(self, thread: str, namespace: str, id: str) -> SavedState | None:
-        """Return a state."""
-        with self._lock:
-            return self._states.get((thread, namespace, id))
+        return self._states.get((thread, namespace, id))
 
     def states(
         self, thread: str, namespace: str | None = None, before: tuple[str, str] | None = None, limit: int = 100
     ) -> list[SavedState]:
-        """Return states by falling ids, then namespaces."""
-        with self._lock:
-            found = [state for key, state in self._states.items() if key[0] == thread]
+        found = [state for key, state in self._states.items() if key[0] == thread]
         found = [state for state in found if namespace in (None, state.namespace)]
         if before is not None and namespace is None:
             found = [state for state in found if (state.id, state.namespace) < before]
@@ -141,7 +133,6 @@ class MemorySaved:
         return sorted(found, key=lambda state: (state.id, state.namespace), reverse=True)[:limit]
 
     def lineage(self, thread: str, namespace: str, id: str, limit: int = 100) -> list[SavedState]:
-        """Return a state, its parent, the parent's parent and so on."""
         found: list[SavedState] = []
         state = self.state(thread, namespace, id)
         while state is not None and len(found) < limit:
@@ -150,64 +141,44 @@ class MemorySaved:
         return found
 
     def writes(self, thread: str, namespace: str, states: Sequence[str]) -> list[SavedWrite]:
-        """Return the writes of states, by state, path, call and place."""
-        with self._lock:
-            found = [write for key, write in self._writes.items() if key[:2] == (thread, namespace)]
+        found = [write for key, write in self._writes.items() if key[:2] == (thread, namespace)]
         found = [write for write in found if write.state in states]
         return sorted(found, key=lambda write: (write.state, write.path, write.call, write.place))
 
     def parts(self, thread: str, namespace: str, channel: str, series: str, upto: int) -> list[SavedPart]:
-        """Return the parts of a series up to a number, in order."""
         place = (thread, namespace, channel, series)
-        with self._lock:
-            found = [part for key, part in self._parts.items() if key[:4] == place and part.number <= upto]
+        found = [part for key, part in self._parts.items() if key[:4] == place and part.number <= upto]
         return sorted(found, key=lambda part: part.number)
 
     def series(self, thread: str) -> list[tuple[str, str, str]]:
-        """Return all series of a thread."""
-        with self._lock:
-            return sorted({key[1:4] for key in self._parts if key[0] == thread})
+        return sorted({key[1:4] for key in self._parts if key[0] == thread})
 
     def threads(self, after: str = "", limit: int = 100, before: int | None = None) -> list[str]:
-        """Return threads by their ids, after one; those only whose newest state is from before a time."""
         newest: dict[str, int] = {}
-        with self._lock:
-            for key, state in self._states.items():
-                newest[key[0]] = max(newest.get(key[0], state.at), state.at)
+        for key, state in self._states.items():
+            newest[key[0]] = max(newest.get(key[0], state.at), state.at)
         return sorted(one for one, at in newest.items() if one > after and (before is None or at < before))[:limit]
 
     def of_origins(self, origins: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the states of origins, by thread, namespace and id."""
-        with self._lock:
-            return sorted(key for key, state in self._states.items() if state.origin and state.origin in origins)
+        return sorted(key for key, state in self._states.items() if state.origin and state.origin in origins)
 
     def owner(self, thread: str) -> ThreadOwner | None:
-        """Return who runs a thread."""
-        with self._lock:
-            return self._owners.get(thread)
+        return self._owners.get(thread)
 
     def item(self, namespace: str, key: str, at: int) -> SavedItem | None:
-        """Return an item that is alive at a time."""
-        with self._lock:
-            found = self._items.get((namespace, key))
+        found = self._items.get((namespace, key))
         return found if found is not None and _is_alive(found, at) else None
 
     def items(self, prefix: str, at: int, after: tuple[str, str] = ("", ""), limit: int = 100) -> list[SavedItem]:
-        """Return living items in namespaces with a prefix, by namespace and key, after one of the page before."""
-        with self._lock:
-            found = [item for item in self._items.values() if _is_alive(item, at) and item.namespace.startswith(prefix)]
+        found = [item for item in self._items.values() if _is_alive(item, at) and item.namespace.startswith(prefix)]
         return sorted((item for item in found if item[:2] > after), key=lambda item: item[:2])[:limit]
 
     def namespaces(self, at: int, after: str = "", limit: int = 1000) -> list[str]:
-        """Return the namespaces of living items, after one."""
-        with self._lock:
-            found = {item.namespace for item in self._items.values() if _is_alive(item, at)}
+        found = {item.namespace for item in self._items.values() if _is_alive(item, at)}
         return sorted(one for one in found if one > after)[:limit]
 
     def dead_items(self, at: int, limit: int = 1000) -> list[tuple[str, str]]:
-        """Return items whose time is over."""
-        with self._lock:
-            dead = [item for item in self._items.values() if not _is_alive(item, at)]
+        dead = [item for item in self._items.values() if not _is_alive(item, at)]
         return [item[:2] for item in sorted(dead, key=lambda item: item.expires_at or 0)][:limit]
 
 
