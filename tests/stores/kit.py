@@ -26,7 +26,7 @@ from everstep.stores.protocol import (
     Verdict,
 )
 from everstep.stores.sqlite import MemoryStore, SqliteStore
-from tests.stores.model import Model
+from tests.stores.model_reads import ModelStore
 from tests.waiting import open_raw
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class ModelHarness(Harness):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._model = Model(lambda: self.now)
+        self._model = ModelStore(lambda: self.now)
         self.store = cast(Store, self._model)
 
     def kill(self, worker: str) -> None:
