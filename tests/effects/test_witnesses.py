@@ -21,6 +21,7 @@ from everstep.cli import main as cli
 from everstep.effects.witnesses import Witness
 from everstep.errors import Drift, Misuse, RunHeld
 from tests.engine.resume_helpers import Machine, scenario
+from tests.stores.kit import python
 from tests.waiting import open_sqlite
 
 NOTES: list[str] = []
@@ -372,6 +373,43 @@ async def test_what_the_machine_refuses_while_a_witness_is_compared_is_no_drift(
     refused.clear()
     await machine.until(lambda: NOTES == ["before", "after"])
     assert not machine.bodies("r", "run_held")
+
+
+WITHOUT_DESCRIPTORS = """
+import errno, os, resource, sqlite3, sys
+from everstep import witness
+one = witness.sql(sys.argv[1], "SELECT a FROM t")
+print(one.observe())
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+taken = []
+try:
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for free in range(4):
+    try:
+        print(free, one.observe())
+    except OSError as refused:
+        print(free, errno.errorcode[refused.errno])
+    except sqlite3.OperationalError as error:
+        print(free, "drift:", error)
+    os.close(taken.pop())
+print(one.observe())
+"""
+
+
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_a_database_for_which_no_descriptor_is_free_is_refused_by_the_machine_and_no_drift(
+    tmp_path: Path, mode: str
+) -> None:
+    connection = open_sqlite(tmp_path / "x.db")
+    connection.executescript(f"PRAGMA journal_mode = {mode}; CREATE TABLE t (a); INSERT INTO t VALUES (7)")
+    said = python(WITHOUT_DESCRIPTORS, str(tmp_path / "x.db")).splitlines()
+    connection.close()
+    assert said[0] == said[-1] == "[[7]]"
+    assert said[1] == "0 EMFILE"
+    assert all(line.split(" ", 1)[1] in ("EMFILE", "[[7]]") for line in said[1:-1]), said
 
 
 # -- the run's own changes ---------------------------------------------------------------------------------------------

@@ -673,14 +673,61 @@ async def test_a_hold_that_waits_for_a_body_is_not_lost_when_the_process_is_kill
     again = await machine.worker(clock=None)
     with pytest.raises(RunHeld):
         await again.get("r").result(timeout=60)
-    assert machine.hold("r").reason == "in-doubt"
+    assert machine.hold("r").reason == "asked", "it comes first, although a step is in doubt"
+    assert machine.report("r")["consequences"].keys() >= {"retry"}
     GATES["second"].opened.set()
+    await again.resolve("r", "retry")
+    with pytest.raises(RunHeld):
+        await again.get("r").result(timeout=60)
+    assert machine.hold("r").reason == "in-doubt"
+    assert not GATES["second"].reached.is_set()
     await again.resolve("r", "done", value="first")
+    assert await again.get("r").result(timeout=60) == ["first", "second"]
+    assert len(machine.bodies("r", "run_held")) == 2
+
+
+@pytest.mark.parametrize("flow", ["begun", "fresh"])
+@scenario
+async def test_a_hold_that_was_asked_while_no_process_lived_comes_before_any_body(machine: Machine, flow: str) -> None:
+    """The open step may be repeated, or the next one is not even in the history."""
+    GATES.update(first=Gate(), second=Gate())
+    app = await machine.boot(clock=None)
+    await app.start(repeats if flow == "begun" else receives_and_repeats, id="r")
+    if flow == "begun":
+        await GATES["first"].reached.wait()
+    else:
+        await machine.until_status("r", "waiting")
+    await machine.kill(app)
+    other = await machine.boot(clock=None, workflows=())
+    if flow == "fresh":
+        await other.signal("r", "go", 1)
+    await other.hold("r", note="look at this")
+    GATES["first"] = Gate()
+    again = await machine.worker(clock=None)
     with pytest.raises(RunHeld):
         await again.get("r").result(timeout=60)
     assert machine.hold("r").reason == "asked"
+    assert not GATES["first"].reached.is_set()
+    GATES["first"].opened.set()
     await again.resolve("r", "retry")
-    assert await again.get("r").result(timeout=60) == ["first", "second"]
+    assert await again.get("r").result(timeout=60) == "first"
+
+
+@step
+async def post(gate: str) -> str:
+    await GATES[gate].wait()
+    return gate
+
+
+@workflow
+async def repeats() -> str:
+    return await post("first")
+
+
+@workflow
+async def receives_and_repeats() -> str:
+    await everstep.receive("go")
+    return await post("first")
 
 
 @scenario

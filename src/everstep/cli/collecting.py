@@ -15,7 +15,7 @@ LISTED_MAX: Final = 20
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-class Age(click.ParamType[float]):
+class Age(click.ParamType):  # type: ignore[type-arg]  # before click 8.4 it takes none
     """A time such as 30d, 12h or 90m."""
 
     name = "age"

@@ -74,15 +74,19 @@ def list_workers(url: str | None, *, in_json: bool) -> None:
     out.print(table, crop=False)
 
 
-async def declare_gone(workers: Sequence[str], host: str | None, note: str, url: str | None, *, in_json: bool) -> int:
+async def declare_gone(
+    workers: Sequence[str], host: str | None, note: str, url: str | None, *, never_seen: bool, in_json: bool
+) -> int:
     """Say that workers, or all that was begun on a host, cannot act any more, and print what that concerned."""
     if bool(workers) == (host is not None):
         raise click.UsageError("Name the workers that are gone, or a host with --host.")
+    if never_seen and host is None:
+        raise click.UsageError("--never-seen goes with --host.")
     if not note:
         raise click.UsageError("Say with --note how you know that it is gone: that is kept.")
     async with acting(url) as app:
         if host is not None:
-            found = [await app.host_gone(host, note=note, by=user_name())]
+            found = [await app.host_gone(host, note=note, by=user_name(), never_seen=never_seen)]
         else:
             found = [await app.worker_gone(worker, note=note, by=user_name()) for worker in workers]
     if in_json:

@@ -67,6 +67,7 @@ STYLES = {
     help="Workers elsewhere without a sign of life for this time count as gone. Risky: see the documentation.",
 )  # fmt: skip
 @click.option("--host", metavar="HOST", help="With `worker gone`: everything that was begun on this host.")
+@click.option("--never-seen", is_flag=True, help="With --host: also if this store has never seen that host.")
 @click.option("--note", default="", help="With `worker gone`: how you know. It is kept.")
 @store_options
 def worker_command(
@@ -81,6 +82,7 @@ def worker_command(
     key_retention: float | None,
     gone_after: float | None,
     host: str | None,
+    never_seen: bool,
     note: str,
     url: str | None,
     in_json: bool,
@@ -98,9 +100,9 @@ def worker_command(
         list_workers(url, in_json=in_json)
         return 0
     if files[0] == "gone":
-        return asyncio.run(declare_gone(files[1:], host, note, url, in_json=in_json))
-    if host is not None or note:
-        raise click.UsageError("--host and --note go with `everstep worker gone`.")
+        return asyncio.run(declare_gone(files[1:], host, note, url, never_seen=never_seen, in_json=in_json))
+    if host is not None or note or never_seen:
+        raise click.UsageError("--host, --never-seen and --note go with `everstep worker gone`.")
     address = address_of(health) if health is not None else None
     if processes > 1:
         words = [*files, f"--concurrency={concurrency}", f"--drain={drain}", f"--lease={lease}"]

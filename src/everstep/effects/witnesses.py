@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +20,8 @@ TEXT_BYTES_MAX: Final = 16 * 1024
 """A text file up to this size is remembered whole, so that a difference can be shown as a diff."""
 
 
+DESCRIPTORS_OF_SQLITE: Final = 4
+"""How many SQLite needs to read a file: those of the file, its journal or log, the log's index, and the folder."""
 FOLDER: Final = "folder"
 """In the place of a file's digest: a folder was made there."""
 Judge = Callable[[Any, Any], Any]
@@ -178,10 +181,25 @@ def sql(database: str | os.PathLike[str] | Callable[[], Any], query: str, *param
     def observe() -> Any:
         import sqlite3
 
-        return _rows(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True), query, parameters)
+        try:
+            return _rows(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True), query, parameters)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN:
+                _raise_if_refused()
+            raise
 
     given = f" {parameters!r}" if parameters else ""
     return Witness(f"sql:{name or f'{path}:{query}{given}'}", observe, ("sql", name, path, query, *parameters))
+
+
+def _raise_if_refused() -> None:
+    """Raise what the machine says if it refuses descriptors just now: SQLite does not say why it cannot open a file.
+
+    Not by opening that file: to close it would free the locks which this process has on it.
+    """
+    with ExitStack() as opened:
+        for _ in range(DESCRIPTORS_OF_SQLITE):
+            opened.enter_context(open(os.devnull, "rb"))
 
 
 def _rows(connection: Any, query: str, parameters: tuple[Any, ...]) -> list[list[Any]]:

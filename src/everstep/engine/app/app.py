@@ -294,10 +294,15 @@ class TendingVerbs:
         check_texts(worker=worker, note=note, by=by)
         return await declare(self, "worker", worker, note=note, by=by)
 
-    async def host_gone(self: Any, host: str, *, note: str, by: str = "") -> "Gone":
-        """Declare the same for everything that was begun on a host until now, but not for what starts there later."""
+    async def host_gone(self: Any, host: str, *, note: str, by: str = "", never_seen: bool = False) -> "Gone":
+        """Declare the same for everything that was begun on a host until now, but not for what starts there later.
+
+        never_seen: also if the store knows no worker and no step in doubt of that host, which otherwise is a `Misuse`
+            that names the hosts it knows.
+        """
         check_texts(host=host, note=note, by=by)
-        return await declare(self, "host", host, note=note, by=by)
+        check_flags(never_seen=never_seen)
+        return await declare(self, "host", host, note=note, by=by, never_seen=never_seen)
 
     async def export(
         self: Any,

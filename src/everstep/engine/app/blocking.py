@@ -277,9 +277,9 @@ class BlockingApp:
         """See `App.worker_gone`."""
         return self.wait(self._app.worker_gone(worker, note=note, by=by))
 
-    def host_gone(self, host: str, *, note: str, by: str = "") -> Gone:
+    def host_gone(self, host: str, *, note: str, by: str = "", never_seen: bool = False) -> Gone:
         """See `App.host_gone`."""
-        return self.wait(self._app.host_gone(host, note=note, by=by))
+        return self.wait(self._app.host_gone(host, note=note, by=by, never_seen=never_seen))
 
     def queue(self, name: str, **options: Any) -> QueueRow:
         """As `App.queue`."""

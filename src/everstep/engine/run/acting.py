@@ -137,7 +137,12 @@ def has_ended(store: "Store", worker: str) -> bool:
 
 def is_on_host(worker: str, host: str) -> bool:
     """Tell whether a worker's name says that it is, or was, on a host."""
-    return process_of(worker).get("host") == host[:HOST_CHARACTERS_MAX]
+    return host_of(worker) == host[:HOST_CHARACTERS_MAX]
+
+
+def host_of(worker: str) -> str:
+    """Return the host that a worker's name says, cut to as much as names have of it; "" if it says none."""
+    return str(process_of(worker).get("host", ""))
 
 
 def is_declared_gone(store: Store, worker: str, host: str, opened_at: int) -> "GoneRow | None":

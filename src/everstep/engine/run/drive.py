@@ -32,6 +32,7 @@ from everstep.engine.run.drift import compare_outside
 from everstep.engine.run.driver import Beside, Driver
 from everstep.engine.run.holds import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report
 from everstep.engine.run.host import RunHost
+from everstep.engine.run.inbox import first_hold
 from everstep.engine.run.resume import Payloads, books_of, is_supported, replay_history
 from everstep.engine.run.streams import newest_entries
 from everstep.engine.run.units import is_delayed
@@ -58,6 +59,7 @@ async def drive(host: RunHost, claimed: Claimed) -> None:
         await host.look_at_delayed(row)
         return
     try:
+        inbox = read.inbox if read is not None else await host.read(host.store.inbox, row.id)
         driver = await take_up(host, row, workflow, read.events if read is not None else ())
     except NotReadable as error:
         log.warning("Run %s is left for a worker that can read it: %s", row.id, error)
@@ -67,10 +69,12 @@ async def drive(host: RunHost, claimed: Claimed) -> None:
     else:
         if isinstance(driver, HoldReport):
             await host.hold_or_leave(row, driver)
-        elif driver.execution.witnesses:
+            return
+        driver.beside.asked_hold = first_hold(inbox)
+        if driver.execution.witnesses:
             host.compare_later(row.id, compare_and_go_on(host, driver))
         else:
-            go_on(host, driver, arrived=read.inbox if read is not None and not host.was_woken(row.id) else None)
+            go_on(host, driver, arrived=inbox if not host.was_woken(row.id) else None)
 
 
 def code_of(row: RunRow) -> Workflow | None:

@@ -68,6 +68,8 @@ class Beside(msgspec.Struct):
     """The newest entries of its streams when it was taken up; a run that has just begun has none."""
     whereabouts: Mapping[str, Whereabouts] = {}
     """Where the other processes are that may have begun its open steps, as of when that was last asked."""
+    asked_hold: Delivery | None = None
+    """The hold that was asked for before the run was taken up: it comes before any body begins."""
 
 
 class Driver:
@@ -187,10 +189,13 @@ class Driver:
     def go_on(self, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
         """Settle the steps that are open by their contracts, then do what the code asks for beyond its history.
 
-        Unless the run is new, the inbox comes next, before any deadline: whatever arrived before a timer was due comes
+        A hold that was asked for before comes first, so that no body begins that it would have to wait for. Unless the
+        run is new, the inbox comes next, before any deadline: whatever arrived before a timer was due comes
         first. `arrived` is what is in it, if the claim has read it.
         """
         self._applying = True
+        if self.beside.asked_hold is not None:
+            self.inbox.take([self.beside.asked_hold], fire=False)
         if not is_new:
             self._settle_open()
         if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun

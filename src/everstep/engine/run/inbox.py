@@ -49,6 +49,12 @@ def hold_in(delivery: Delivery) -> HoldReport:
         return HoldReport("asked", "somebody asked for it, and how is damaged")
 
 
+def first_hold(deliveries: Sequence[Delivery]) -> Delivery | None:
+    """Return the hold among deliveries, unless a cancel was asked for before it."""
+    first = next((one for one in deliveries if one.kind in ("hold", "cancel")), None)
+    return first if first is not None and first.kind == "hold" else None
+
+
 class Told(NamedTuple):
     """What the store says about deliveries, by their numbers: the ends of children, and who has a key that changed."""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from everstep.engine.process.elsewhere import on_a_thread
 from everstep.engine.process.host import Host
 from everstep.engine.process.leases import wait_for_lapse
-from everstep.engine.run.acting import is_on_host
+from everstep.engine.run.acting import host_of, is_on_host
 from everstep.engine.run.holds import report_of
 from everstep.engine.verbs.runs import resolve
 from everstep.errors import HoldConflict, Misuse, RunActive, WorkerAlive
@@ -37,17 +37,15 @@ class Gone(NamedTuple):
     """Runs that were held because of it: their probes are asked again."""
 
 
-async def declare(app: Host, kind: GoneKind, name: str, *, note: str, by: str) -> Gone:
-    """Declare a worker or a host gone. Raises `WorkerAlive` if it is seen alive, and `Misuse` for an unknown worker."""
+async def declare(app: Host, kind: GoneKind, name: str, *, note: str, by: str, never_seen: bool = False) -> Gone:
+    """Declare a worker or a host gone. Raises `WorkerAlive` if it is seen alive, and `Misuse` for an unknown one."""
     if not name or not note:
         raise Misuse("Say which worker or host is gone, and in `note` how you know: that is kept.")
     await _refuse_living(app, kind, name)
-    known = await app.read(app.store.workers)
-    everyone = {row.id for row in known}.union(await app.read(app.store.owners))
+    everyone = {row.id for row in await app.read(app.store.workers)}.union(await app.read(app.store.owners))
     workers = sorted(worker for worker in everyone if _is_meant(kind, name, worker))
-    if kind == "worker" and not workers and not await app.read(_holds_of, app.store, kind, name, app.clock.now()):
-        there = ", ".join(sorted(row.id for row in known)) or "none"
-        raise Misuse(f"No run of {app.store.url} knows a worker {name!r}. Workers there: {there}. Nothing was noted.")
+    if not workers and not never_seen:
+        await app.read(_refuse_unknown, app.store, kind, name)
     gone = GoneRow(kind, name, app.clock.now(), by, note)
     await on_a_thread(app.store.declare_gone, gone, workers)
     log.warning("%s %s was declared gone%s: %s", kind.capitalize(), name, f" by {by}" if by else "", note)
@@ -73,6 +71,22 @@ async def _refuse_living(app: Host, kind: GoneKind, name: str) -> None:
             )
         if is_of_this_machine(row.id) and not worker_has_ended(row.id):
             raise WorkerAlive(f"{process} exists on this machine, stopped perhaps. Kill it. Nothing was noted.")
+
+
+def _refuse_unknown(store: Store, kind: GoneKind, name: str) -> None:
+    """Raise `Misuse` unless a worker, a step in doubt or an earlier declaration has this name."""
+    workers = store.workers()
+    in_doubt = {str(report_of(hold).get("worker", "")) for hold in store.holds()} - {""}
+    if kind == "worker":
+        known, more = in_doubt.union(row.id for row in workers), ""
+    else:
+        hosts = {host_of(worker) for worker in in_doubt.union(store.owners())} - {""}
+        known = hosts.union((row.host for row in workers), (row.name for row in store.gone("host")))
+        more = " If something was begun there all the same, insist: never_seen=True, or --never-seen."
+    if name in known or store.gone(kind, name) or any(_is_meant(kind, name, worker) for worker in in_doubt):
+        return
+    there = ", ".join(sorted(known)) or "none"
+    raise Misuse(f"{store.url} has never seen a {kind} {name!r}. Known: {there}. Nothing was noted.{more}")
 
 
 def _is_meant(kind: GoneKind, name: str, worker: str, row: WorkerRow | None = None) -> bool:

@@ -106,7 +106,7 @@ async def start_named(app: Host, target: NamedWorkflow, args: Sequence[Any], pol
     new, arguments = await app.read(unowned_run, app, target, args, **options)
     verdict = await app.committer.submit(StartRun(new))
     if isinstance(verdict, Existing):
-        refuse_deleted(app.store, verdict.row)
+        await app.read(refuse_deleted, app.store, verdict.row)
         attach(verdict.row, target, arguments, policy)
     return new.row.id
 
@@ -118,7 +118,7 @@ async def existing_run(app: Host, row: RunRow, workflow: Workflow, arguments: Ar
         await restart(app, row, workflow, arguments)
         return
     refuse_unreadable(row)
-    refuse_deleted(app.store, row)
+    await app.read(refuse_deleted, app.store, row)
     if (row.workflow, row.arguments) != (workflow.name, arguments.digest):
         # So that damage is not taken for a conflict. The rest is verified when it is needed.
         await app.read(check_ends, app.store, row)
@@ -169,7 +169,7 @@ async def restart(app: Host, row: RunRow, workflow: Workflow, arguments: Argumen
         hold = msgspec.structs.replace(hold, resolved_at=at, resolution="restart")
     claim = await app.committer.submit(Claim(row.id, app.worker, at, (row.status,) if hold else tuple(ENDED)))
     if not isinstance(claim, Claimed):
-        refuse_deleted(app.store, row)
+        await app.read(refuse_deleted, app.store, row)
         raise RunActive(f"The run {row.id} was restarted by somebody else just now.")
     new = new_run(
         workflow,

@@ -128,7 +128,9 @@ class Writer:
     ) -> None:
         self.patience = patience
         self._address = address
-        self._name = name
+        self.name = name
+        self.session_name = name
+        """What its next session is called: with the place of the worker that writes here, if there is one."""
         self._key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
         self._durability: Durability = durability
         self._tell = tell
@@ -433,6 +435,11 @@ class Writer:
         finally:
             self._lock.release()
 
+    def name_session(self, statements: PostgresStatements, place: str = "") -> None:
+        """Call this session, and those that follow it, after the place of the worker that writes here."""
+        self.session_name = f"{self.name} {place}".rstrip()
+        statements.all("name_session", self.session_name)
+
     def close(self) -> None:
         """Close the connection."""
         self.patience.is_over = True
@@ -449,13 +456,13 @@ class Writer:
             raise translated(psycopg.InterfaceError("closed"), self._address.shown)
         if not patient:
             raise Outage("it is not connected")
-        connection = connect(self._address, self._name, durability=self._durability, writing=True)
+        connection = connect(self._address, self.session_name, durability=self._durability, writing=True)
         try:
             self._statements.connection = connection
             if self._address.pooler:
                 self._statements.all("lock_writer", self._key)
             else:
-                self._statements.all("end_other_sessions", self._name)
+                self._statements.all("end_other_sessions", self.name)
             self.heads.compare_if_other(self._statements)
         except psycopg.Error as error:
             outage = outage_of(error, connection)

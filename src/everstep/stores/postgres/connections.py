@@ -267,6 +267,24 @@ def transaction(connection: Connection) -> Iterator[None]:
     connection.execute("COMMIT")
 
 
+@contextlib.contextmanager
+def pipelined(connection: Connection) -> Iterator[None]:
+    """What is executed in the block is sent in one go.
+
+    psycopg ends a pipeline after an error as well, and logs a warning if that fails: for a lost connection, the same
+    error once more on stderr. So it is ended here without knowing of the error, and that is raised.
+    """
+    block = contextlib.ExitStack()
+    block.enter_context(connection.pipeline())
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(psycopg.Error, Outage):
+            block.close()
+        raise
+    block.close()
+
+
 def refuse_unsaid_pooler(connection: Connection, address: Address) -> None:
     """Raise `StoreUnusable` if transactions go to changing sessions and the URL does not say so.
 

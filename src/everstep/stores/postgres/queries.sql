@@ -280,7 +280,12 @@ SELECT pg_catalog.pg_advisory_xact_lock($1::int, 0);
 -- What an earlier session of this writer may still be doing is ended, and waited for, before anybody asks whether it
 -- was done.
 SELECT pg_catalog.pg_terminate_backend(pid, 10000) FROM pg_catalog.pg_stat_activity
-WHERE application_name = $1 AND pid <> pg_catalog.pg_backend_pid() AND usename = current_user;
+WHERE (application_name = $1 OR pg_catalog.starts_with(application_name, $1::text || ' '))
+    AND pid <> pg_catalog.pg_backend_pid() AND usename = current_user;
+
+-- name: name_session
+-- Behind its own name, the session that writes has the place of its worker: while it is there, so is that process.
+SELECT pg_catalog.set_config('application_name', $1, false);
 
 -- name: lock_writer
 -- Behind a pooler nobody's session can be ended: each transaction of a writer that may be doubted holds this, so whoever
@@ -998,7 +1003,13 @@ WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.obj
 -- Who has a lock is asked only when the lease has lapsed: it may be somebody who is no worker.
 -- Of one that could never have a lock nobody knows; an hour after its lease, by the server's clock, its row goes. $3: how many are looked
 -- at, those with the next places after $4 and then from the beginning; NULL for all.
-SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
+-- The last column: the session that writes for the worker is there, so its process lives without its lock, and has a lease.
+SELECT id, place, is_lockless, is_lapsed, pid, machine, NOT is_lapsed AND EXISTS (
+    SELECT 1 FROM pg_catalog.pg_stat_activity AS session
+    WHERE pg_catalog.split_part(session.application_name, ' w ', 2) = $1::int::text || '.' || place::text
+        AND session.datname = pg_catalog.current_database()
+        AND pg_catalog.has_table_privilege(session.usesysid, 'everstep.workers', 'UPDATE')
+) FROM (
     SELECT id, place, pid, machine,
         CASE WHEN has_lock = 0 THEN lease_until <= 0
                 AND -lease_until <= extract(epoch FROM pg_catalog.clock_timestamp() - interval '1 hour') * 1000000

@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
-from everstep.stores.postgres.connections import Connection, begin, said_by
+from everstep.stores.postgres.connections import Connection, begin, pipelined, said_by
 from everstep.stores.postgres.direct import Direct, done_together, rows_of
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import (
@@ -81,7 +81,7 @@ class PostgresStatements:
     def execute(self, name: str, parameters: Sequence[Any] = ()) -> Any:
         """Do a statement, and return the cursor. Behind a pooler it is a transaction, if there is none."""
         if said_by(self.connection) and self.connection.info.transaction_status == IDLE:
-            with self.connection.pipeline():
+            with pipelined(self.connection):
                 begin(self.connection)
                 cursor = self.connection.execute(self._texts[name], parameters, binary=True)
                 self.connection.execute("COMMIT")
@@ -99,7 +99,7 @@ class PostgresStatements:
 
     def all_with_plan_of_its_own(self, name: str, *parameters: Any) -> list[Row]:
         """The same for a statement of which most conditions are left out in turn: its plan is made for these values."""
-        with self.connection.pipeline():
+        with pipelined(self.connection):
             begin(self.connection)
             self.execute("plan_for_values")
             cursor = self.execute(name, parameters)

@@ -4,7 +4,8 @@ A thread of its own looks after it. When the connection dies with the process, t
 else sees at once who is gone. When only the connection was lost, or the server was restarted, the thread makes it anew
 and takes the locks again, well within the time that others give it: a lock counts as missing only when it is missing
 twice, a little while apart, to somebody who has been connected for a second; for a restart drops the locks of all. Only
-if there is no such process any more, on the machine on which we are, it is gone at once.
+if there is no such process any more, on the machine on which we are, it is gone at once. While the
+session with which it writes is there, its process lives without a lock as well: then only its lease counts.
 
 A lock that cannot be taken again is wanted for as long as the worker lives: that somebody has it proves nothing. Mostly
 it is the worker's own last session, of which the server has not noticed that its other end is gone; this one ends it.
@@ -405,9 +406,10 @@ class Watcher:
         rows = self._statements().all("silent_workers", self._places, *asked)
         self._watched_at = now
         lockless = [row for row in rows if row[2] and row[1] not in self._held]
-        gone = {id: place for id, place, _, _, pid, where in lockless if has_ended(pid, where)}
+        gone = {id: place for id, place, _, _, pid, where, _ in lockless if has_ended(pid, where)}
         if now >= self._opened_at + self._settle_seconds:
-            since = {id: (place, self._missing.get(id, (place, now))[1]) for id, place, *_ in lockless}
+            missing = [row[:2] for row in lockless if not row[6]]
+            since = {id: (place, self._missing.get(id, (place, now))[1]) for id, place in missing}
             gone |= {id: place for id, (place, first) in since.items() if self._is_long_ago(first, now)}
             self._missing = {id: one for id, one in since.items() if id not in gone}
         lapsed = {id for id, _, _, is_lapsed, *_ in rows if is_lapsed}

@@ -48,12 +48,15 @@ class Workers:
             facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about)
             here = machine() if pid == os.getpid() else ""
             statements.run("enter_worker", *facts, self._has_locks, here)
+            if self._has_locks:
+                self._writer.name_session(statements, f"{self._places}.{place}")
             return row
 
         try:
             row = self._writer.transact("register_worker", enter)
         except BaseException:
             self._free(tried)
+            self._writer.session_name = self._writer.name
             raise
         self._held[worker] = row.place
         return row
@@ -92,6 +95,7 @@ class Workers:
             return server
         if (place := self._held.pop(worker, None)) is not None:
             self._watcher.free(place)  # it was given up for dead: another worker may have its place
+            self._writer.transact("renew", self._writer.name_session)
         return None
 
     def lapse(self, worker: str, lease_until: int) -> bool:
@@ -164,6 +168,8 @@ class Workers:
             statements.run("give_back", worker)
             statements.run("forget_worker", worker)
             _note_end(statements, worker, at)
+            if self._has_locks:
+                self._writer.name_session(statements)
 
         self._writer.transact("leave", give_back)
         place = self._held.pop(worker, None)
