@@ -192,6 +192,12 @@ def another_transaction(connection: Any) -> None:
             act()
 
 
+def autocommitted(connection: Any) -> None:
+    connection.rollback()
+    connection.autocommit = True
+    sell(connection, "chair")
+
+
 EVERYWHERE: dict[str, Any] = {
     "COMMIT": said("COMMIT"),
     "END": said("end transaction"),
@@ -215,6 +221,7 @@ ONLY_PSYCOPG: dict[str, Any] = {
     "unread commit": unread_commit,
     "unread rollback": unread_rollback,
     "another transaction": another_transaction,
+    "autocommit": autocommitted,
     "the driver's own": lambda connection: psycopg.Connection.commit.__get__(connection)(),
 }
 ONLY_SQLALCHEMY: dict[str, Any] = {
@@ -286,6 +293,7 @@ def test_what_a_body_writes_after_it_has_ended_the_transaction_is_not_committed(
         "SELECT ';'; ABORT",
         "ROLLBACK WORK",
         "ROLLBACK AND CHAIN",
+        "ROLLBACK; BEGIN; INSERT INTO sales VALUES ('', 'chair'); COMMIT",
         "START TRANSACTION READ ONLY",
         "DO $$ BEGIN COMMIT; END $$",
     ],
@@ -649,6 +657,15 @@ def test_a_body_in_the_store_may_start_another_run_in_its_transaction(shop: Shop
             return [app.store.run(id) is not None for id in ("other1", "other2")]
 
     assert asyncio.run(both()) == [False, True]
+
+
+@pytest.mark.parametrize("wish", ["read-write", "primary", "any"])
+def test_a_url_may_ask_for_a_server_that_writes(shop: Shop, wish: str) -> None:
+    hosts = shop.url().replace("&schema", f"&target_session_attrs={wish}&schema")
+    assert shop.run("psycopg", flow_of(WAYS["psycopg"], hosts)) == "sold lamp"
+    with pytest.raises(Misuse, match="Everything was rolled back"):
+        shop.run("psycopg", flow_of(WAYS["psycopg"], hosts, body_of(WAYS["psycopg"], after=another_transaction)))
+    assert shop.sales() == ["lamp"]
 
 
 def test_an_engine_that_commits_each_statement_is_refused(shop: Shop) -> None:

@@ -37,6 +37,8 @@ CANCEL_SECONDS: Final = 5.0
 
 SETTINGS: Final = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
 """So that the server ends the transaction of a machine that is gone, and with it the wait of others, within seconds."""
+ONLY_READ: Final = "-c default_transaction_read_only=on"
+"""The step's own transaction is made to write by its first statement. One that a body begins after that only reads."""
 
 
 class LentConnection(psycopg.Connection[Any]):
@@ -207,7 +209,7 @@ async def begin_on(
     connection.prepare_threshold = None if address.pooler else connection.prepare_threshold
     transaction = PsycopgTransaction(place, connection, is_async=is_async, durable=durable)
     try:
-        # Ours is made to write by its first statement. One that psycopg begins after a body has ended ours only reads.
+        # As ONLY_READ, also behind a pooler: psycopg says it with each BEGIN.
         await now(connection.set_read_only(True))
         await transaction.begin(makes_table=makes_table)
     except BaseException:
@@ -228,10 +230,12 @@ def _settings(address: Address) -> dict[str, Any] | None:
         **KEEPALIVE,
     }
     if "," in str(given.get("host", "")):
-        wishes["target_session_attrs"] = "read-write"
+        wishes["target_session_attrs"] = "primary"
     settings = {key: value for key, value in wishes.items() if key not in given}
     if not address.pooler:
-        settings["options"] = f"{given.get('options', '')} {SETTINGS}".strip()
+        # libpq would refuse a session that only reads by default where the URL asks for one that writes.
+        reads = ONLY_READ if given.get("target_session_attrs") != "read-write" else ""
+        settings["options"] = f"{given.get('options', '')} {SETTINGS} {reads}".strip()
     return settings
 
 
