@@ -75,18 +75,23 @@ SELECT pg_catalog.current_setting('lock_timeout'),
 -- name: take_turn
 -- Whoever else is in a transaction with this key is waited for: by the primary key, also while a row is not committed.
 -- Returns the row, with attempt 0 if it is new, and gives the body its own patience back; or nothing, if there is an
--- outcome.
+-- outcome. Last but one is how many rows of this table the session has written so far.
 INSERT INTO everstep.everstep_markers AS mine (key, run, step, attempt, outcome, at, guard)
 VALUES ($1, '', '', 0, NULL, 0, '')
 ON CONFLICT (key) DO UPDATE SET guard = '' WHERE mine.outcome IS NULL
-RETURNING key, run, step, attempt, outcome, at, pg_catalog.set_config('lock_timeout', $2, true);
+RETURNING key, run, step, attempt, outcome, at,
+    pg_catalog.pg_stat_get_xact_tuples_inserted(mine.tableoid)
+        OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_xact_tuples_updated(mine.tableoid)
+        OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_xact_tuples_deleted(mine.tableoid),
+    pg_catalog.set_config('lock_timeout', $2, true);
 
 -- name: read_marker
-SELECT key, run, step, attempt, outcome, at, '' FROM everstep.everstep_markers WHERE key OPERATOR(pg_catalog.=) $1;
+SELECT key, run, step, attempt, outcome, at, 0, '' FROM everstep.everstep_markers WHERE key OPERATOR(pg_catalog.=) $1;
 
 -- name: write_marker
 -- In the row that `take_turn` has left. If that is gone, this is another transaction. What the run will remember as done
--- must be as durable here, so a COMMIT that would not wait for the disk is made to.
+-- must be as durable here, so a COMMIT that would not wait for the disk is made to. Returns the same number as
+-- `take_turn`: if more than this one row was written since, the body has written to this table.
 UPDATE everstep.everstep_markers
 SET run = $2, step = $3, attempt = $4, outcome = $5, at = $6, guard = NULL
 WHERE key OPERATOR(pg_catalog.=) $1 AND guard IS NOT NULL AND outcome IS NULL
@@ -94,7 +99,10 @@ RETURNING CASE
     WHEN CAST($7 AS pg_catalog.text) OPERATOR(pg_catalog.=) 'durable'
         AND pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true)
-END;
+END,
+    pg_catalog.pg_stat_get_xact_tuples_inserted(tableoid)
+        OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_xact_tuples_updated(tableoid)
+        OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_xact_tuples_deleted(tableoid);
 
 -- name: marked_runs
 -- The runs that have markers, all of them from before a time.
