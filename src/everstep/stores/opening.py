@@ -61,7 +61,7 @@ def _opened(
         return _postgres(url, durability=durability, clock=clock, create=create, migrate=migrate)
     path = _path_of(url)
     with paused_collector():
-        from everstep.stores.sqlite import SqliteStore
+        from everstep.stores.sqlite import SqliteStore  # start-up: a store of another kind needs no SQLite
 
     return SqliteStore(path, durability=durability, clock=clock, create=create, migrate=migrate)
 
@@ -88,7 +88,7 @@ def _postgres(
     migrate: bool,
 ) -> Store:
     try:
-        from everstep.stores.postgres import PostgresStore
+        from everstep.stores.postgres import PostgresStore  # psycopg is an optional dependency
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "psycopg":
             raise

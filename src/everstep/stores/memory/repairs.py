@@ -16,8 +16,8 @@ from everstep.stores.rows.archive import (
     archive_bytes,
 )
 
-if TYPE_CHECKING:
-    from everstep.stores.memory import MemoryStore
+if TYPE_CHECKING:  # a real cycle: the store has this part, which changes the store's rows
+    from everstep.stores.memory.store import MemoryStore
 
 
 class MemoryRepairs:

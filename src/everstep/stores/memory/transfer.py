@@ -12,8 +12,8 @@ from everstep.stores.rows.answers_and_streams import Beside
 from everstep.stores.rows.keys import UNSETTLED
 from everstep.stores.rows.transfer import ClaimFamily, Deleted, DeletePart, ImportRuns, RunDump, arrived, numbered
 
-if TYPE_CHECKING:
-    from everstep.stores.memory import MemoryStore
+if TYPE_CHECKING:  # a real cycle: the store has this part, which changes the store's rows
+    from everstep.stores.memory.store import MemoryStore
 
 
 class MemoryMoving:
