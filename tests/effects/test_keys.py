@@ -10,7 +10,7 @@ import everstep
 from everstep import Fatal, Live, NotDone, Retry, step, workflow
 from everstep.codec import Codec
 from everstep.engine.app.app import App
-from everstep.engine.process import host
+from everstep.engine.process import resting
 from everstep.errors import KeyConflict, Misuse, RunCancelled, RunHeld
 from everstep.stores.protocol import RunFilter
 from everstep.stores.rows.keys import EffectRow
@@ -328,7 +328,7 @@ async def test_steps_of_one_run_share_as_well(machine: Machine) -> None:
 # -- waiting -----------------------------------------------------------------------------------------------------------
 @scenario
 async def test_who_waits_leaves_memory_and_is_woken(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "RESTING_MAX", 0)
+    monkeypatch.setattr(resting, "RESTING_MAX", 0)
     app = await machine.boot()
     first = await begun(app, charging, "a")
     second = await waiting(machine, app, charging, "b")

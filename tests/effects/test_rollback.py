@@ -664,7 +664,7 @@ async def test_a_run_whose_code_diverged_is_rolled_back_when_the_right_code_is_t
         await app.rollback("r")
     assert notes() == ["book Oslo", "look Oslo"]
     version("Oslo")
-    await app.retry_diverged("r")
+    await app.holding.retry_diverged("r")
     await rolled_back(machine, app)
     assert notes() == ["book Oslo", "look Oslo", "unbook Oslo"]
 

@@ -1222,7 +1222,7 @@ async def test_code_that_changed_in_the_middle_of_a_compensation_is_verified(mac
 
     version_of(compensate=slow_undo)
     gate.opened.set()
-    await app.retry_diverged("r")
+    await app.holding.retry_diverged("r")
     with pytest.raises(ValueError):
         await app.get("r").result(timeout=60)
     assert NOTES == ["do Oslo", "slow undo", "slow undo"]

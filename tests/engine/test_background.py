@@ -13,12 +13,13 @@ import pytest
 import everstep
 from everstep import Retention, Webhook, step, workflow
 from everstep.engine.process import webhooks
-from everstep.engine.process.host import Host, Resting
+from everstep.engine.process.host import Host
 from everstep.engine.process.limits import Limits
 from everstep.engine.process.notify import Notifier
 from everstep.engine.process.presence import Presence
 from everstep.engine.process.pump import Pump
 from everstep.engine.process.queues import Queueing
+from everstep.engine.process.resting import Resting
 from everstep.engine.process.retention import Collector
 from everstep.engine.process.schedules import Scheduler
 from everstep.engine.process.watchers import Watchers

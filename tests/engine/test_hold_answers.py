@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from everstep import Retry, step, workflow
-from everstep.engine.run.doubt_report import process_of
+from everstep.engine.run.acting import process_of
 from everstep.engine.run.holds import resolve_line
 from everstep.errors import HoldConflict, RunHeld
 from tests.engine.resume_helpers import Gate, Machine, scenario

@@ -1,6 +1,7 @@
 """Everstep inside programs: scripts, blocking code, an application's own loop, uvloop, interrupts, two apps at once."""
 
 import asyncio
+import inspect
 import os
 import signal
 import subprocess
@@ -16,8 +17,11 @@ import uvloop
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app.blocking import BlockingRun
+from everstep.engine.app.app import App
+from everstep.engine.app.blocking import BlockingApp, BlockingRun, BlockingSchedule
+from everstep.engine.app.client import BlockingClient, Client
 from everstep.engine.app.handles import Run
+from everstep.engine.verbs.schedules import Schedule
 from everstep.errors import Misuse, RunHeld
 from everstep.stores.opening import open_store
 from tests.engine.lives import add, echo, settle
@@ -118,6 +122,47 @@ def test_blocking_code_gets_the_same_methods(tmp_path: Path) -> None:
     assert not any(thread.name == "everstep-loop" for thread in threading.enumerate())
 
 
+@pytest.mark.parametrize(
+    ("blocking", "awaited"),
+    [
+        (BlockingApp, App),
+        (BlockingRun, Run),
+        (BlockingSchedule, Schedule),
+        (BlockingClient, Client),
+    ],
+)
+def test_a_blocking_face_has_every_call_of_the_async_one_with_its_parameters_and_its_text(
+    blocking: Any, awaited: Any
+) -> None:
+    own = {"open", "close", "result_types"}  # an app's own business
+    for name, of in vars(awaited).items():
+        if name.startswith("_") or name in own or not inspect.isfunction(of):
+            continue
+        made = getattr(blocking, name)
+        assert not inspect.iscoroutinefunction(made), name
+        if hasattr(made, "__wrapped__"):
+            assert inspect.unwrap(made) is inspect.unwrap(of), name
+            continue
+        assert made.__doc__ == f"See `{awaited.__name__}.{name}`.", name
+        if name not in ("start", "run"):  # whose options mypy and pyright check: see typed_wrong.py
+            assert parameters_of(made) == parameters_of(of), name
+
+
+def parameters_of(function: Any) -> list[str]:
+    """Return what a function takes, and how."""
+    return list(map(str, inspect.signature(function).parameters.values()))
+
+
+@pytest.mark.parametrize("name", ["append", "delete", "make_folder", "move", "write"])
+def test_changes_of_files_are_the_same_plain_or_awaited(name: str) -> None:
+    assert inspect.unwrap(getattr(everstep.blocking.files, name)) is getattr(everstep.files, name)
+
+
+@pytest.mark.parametrize("name", ["approval", "checkpoint", "expect", "receive", "requests", "sleep"])
+def test_a_plain_call_in_workflow_code_takes_what_the_async_one_takes(name: str) -> None:
+    assert parameters_of(getattr(everstep.blocking, name)) == parameters_of(getattr(everstep, name))
+
+
 def test_a_blocking_run_has_every_method_of_a_run(tmp_path: Path) -> None:
     @workflow
     async def child() -> int:
@@ -127,8 +172,6 @@ def test_a_blocking_run_has_every_method_of_a_run(tmp_path: Path) -> None:
     async def parent() -> int:
         return await child()
 
-    missing = {name for name in vars(Run) if not name.startswith("_")} - set(vars(BlockingRun))
-    assert not missing
     with everstep.open(url(tmp_path)) as app:
         handle = app.start(parent, id="x")
         assert handle.result(timeout=60) == 1

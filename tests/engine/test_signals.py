@@ -8,7 +8,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.process import host
+from everstep.engine.process import resting
 from everstep.errors import Misuse, RunEnded, UnknownRun
 from everstep.stores.protocol import Post
 from tests.engine.resume_helpers import Gate, Machine, Program, scenario
@@ -359,7 +359,7 @@ async def test_more_runs_with_a_signal_than_there_is_room_for_are_all_taken_up(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have left memory, and one look finds only as many as may run at once; nothing else says look again."""
-    monkeypatch.setattr(host, "RESTING_MAX", 0)
+    monkeypatch.setattr(resting, "RESTING_MAX", 0)
 
     @workflow
     async def waiting() -> int:

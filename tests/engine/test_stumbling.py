@@ -13,11 +13,10 @@ from everstep.engine.app.app import App
 from everstep.engine.code.execution import Execution
 from everstep.engine.history.journal import Journal
 from everstep.engine.process import host
-from everstep.engine.process.host import Host
+from everstep.engine.process.holding import Holding
 from everstep.engine.run.attempts import StepAttempts
-from everstep.engine.run.deadlines import Deadlines
 from everstep.engine.run.driver import Driver
-from everstep.engine.run.inbox import Inbox
+from everstep.engine.run.inbox import Deadlines, Inbox
 from everstep.engine.run.writer import RunWriter
 from everstep.stores.protocol import Failed
 from tests.engine.resume_helpers import Machine, scenario
@@ -185,10 +184,10 @@ async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_tak
         await first.start(several, name, id=name)
     await machine.until(lambda: all(machine.status(name) == "waiting" for name in names))
     await machine.kill(first)
-    owner: Any = Host if method == "hold_claimed" else host
+    owner: Any = Holding if method == "hold_claimed" else host
     real, fired = getattr(owner, method), []
 
-    async def raises(app: Host, what: Any, *args: Any, **options: Any) -> Any:
+    async def raises(app: Any, what: Any, *args: Any, **options: Any) -> Any:
         run = what.row.id if hasattr(what, "row") else what.id
         if run == "broken" and len(fired) < 2:
             fired.append(run)

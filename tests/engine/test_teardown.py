@@ -15,7 +15,7 @@ from everstep import blocking, step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.code import loop as loop_module
 from everstep.engine.code import unwinding
-from everstep.engine.process import host
+from everstep.engine.process import resting
 from everstep.engine.run.holds import report_facts
 from everstep.errors import Evicted, RunHeld
 from everstep.testing.clock import FakeClock
@@ -521,7 +521,7 @@ def test_a_step_under_way_when_a_worker_stops_is_cancelled_and_done_again_later(
 def test_waiting_runs_beyond_the_cache_leave_memory_and_come_back_by_signal_and_by_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host, "RESTING_MAX", 3)
+    monkeypatch.setattr(resting, "RESTING_MAX", 3)
 
     @workflow
     async def by_signal(number: int) -> str:

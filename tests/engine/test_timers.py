@@ -9,7 +9,7 @@ import pytest
 import everstep
 from everstep import step, workflow
 from everstep.engine.history.clock import SECOND
-from everstep.engine.process import host
+from everstep.engine.process import resting
 from everstep.stores.protocol import Post
 from everstep.testing.clock import FakeClock
 from tests.engine.resume_helpers import Machine, scenario
@@ -292,7 +292,7 @@ async def test_a_senders_clock_that_is_ahead_makes_no_timer_fire_early(machine: 
 async def test_waiting_runs_beyond_the_cache_are_not_in_memory_and_still_wake(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "RESTING_MAX", 5)
+    monkeypatch.setattr(resting, "RESTING_MAX", 5)
     app = await machine.boot()
     runs = [await app.start(sleeper, 60.0 + number, id=f"r{number}") for number in range(20)]
     signalled = await app.start(impatient, 1e6, id="signalled")

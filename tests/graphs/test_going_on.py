@@ -97,7 +97,7 @@ def test_a_resume_reads_as_much_after_two_hundred_laps_as_after_three(url: str) 
     for laps in (3, 200):
         left_waiting(url, graph, Words(most=laps), f"g-{laps}")
         with everstep.open(url) as app:
-            store = app._app.store
+            store = app.inner.store
             row = store.run(f"g-{laps}")
             assert row is not None
             read[laps] = len(load_past(store, row).events)

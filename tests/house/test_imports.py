@@ -2,10 +2,14 @@
 
 Inside of `engine/`: history ← code ← run ← process ← verbs ← app.
 Inside of `stores/`: rows ← protocol ← sql ← sqlite, postgres. `opening` knows them all.
+
+They stand at the top of a file. One below it (in a function, or under `TYPE_CHECKING`) hides an arrow, so it says why:
+start-up, an optional dependency, or a real cycle. Such a cycle stays small.
 """
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -96,6 +100,56 @@ def import_violations(source: Source) -> list[str]:
     return found
 
 
+def unexplained_imports(source: Source) -> list[str]:
+    """Return the imports of ours below the top of a file that do not say why, on their line or that of their `if`."""
+    reasons = {line for line, comment in source.comments() if not re.match(r"# (noqa|type:)\S*(?!.*  # )", comment)}
+    found = []
+
+    def look(node: ast.AST, is_below: bool, is_explained: bool) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom) and is_below and not is_explained:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            ours = getattr(node, "level", 0) or any(name.split(".")[0] == "everstep" for name in names)
+            if ours and node.lineno not in reasons:
+                found.append(source.at(node.lineno, f"an import below the top says why: {ast.unparse(node)}"))
+        for child in ast.iter_child_nodes(node):
+            explained = is_explained or (isinstance(node, ast.If) and node.lineno in reasons)
+            look(child, is_below or not isinstance(node, ast.Module), explained)
+
+    look(source.tree, is_below=False, is_explained=False)
+    return found
+
+
+CYCLE_MAX = 12
+"""The largest cycle of imports of any kind: a driver and its parts."""
+
+
+def module_name(path: str) -> str:
+    """Return the name by which a file of the package is imported."""
+    parts = path.removesuffix(".py").split("/")
+    return ".".join(["everstep", *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def largest_cycle(sources: Iterable[Source]) -> set[str]:
+    """Return the modules of the largest group of which each imports each other, by whatever way."""
+    by_name = {module_name(source.path): source for source in sources}
+    edges: dict[str, set[str]] = {}
+    for module, source in by_name.items():
+        found = {name if name in by_name else name.rpartition(".")[0] for _, name in imported(source)}
+        edges[module] = (found & by_name.keys()) - {module}
+
+    def reached_from(start: str) -> set[str]:
+        seen, new = set[str](), [start]
+        while new:
+            for module in edges[new.pop()] - seen:
+                seen.add(module)
+                new.append(module)
+        return seen
+
+    reached = {module: reached_from(module) for module in edges}
+    groups = ({other for other in reached[module] if module in reached[other]} for module in edges)
+    return max(groups, key=len, default=set())
+
+
 def test_imports_point_one_way() -> None:
     violations = [violation for source in modules() for violation in import_violations(source)]
     assert not violations, report(violations)
@@ -160,3 +214,41 @@ def test_an_import_along_the_direction_is_fine(path: str, code: str) -> None:
 def test_a_violation_names_its_file_and_line() -> None:
     source = Source("model/events.py", "import re\n\nfrom everstep.codec import encode\n")
     assert import_violations(source) == ["model/events.py:3: model must not import codec (everstep.codec.encode)"]
+
+
+def test_an_import_below_the_top_of_a_file_says_why() -> None:
+    violations = [violation for source in modules() for violation in unexplained_imports(source)]
+    assert not violations, report(violations)
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("def later():\n    from everstep.cli import main", 1),
+        ("def later():\n    from everstep.cli import main  # noqa: PLC0415", 1),
+        ("def later():\n    import everstep.cli\n    from . import main", 2),
+        ("if TYPE_CHECKING:\n    from everstep.cli import main", 1),
+        ("class A:\n    try:\n        from everstep.cli import main\n    except ImportError:\n        pass", 1),
+        ("def later():\n    from everstep.cli import main  # start-up: most programs need none", 0),
+        ("if TYPE_CHECKING:  # a real cycle: a part and its whole\n    from everstep.cli import main", 0),
+        ("def later():\n    import getpass", 0),
+        ("from everstep.cli import main", 0),
+    ],
+)
+def test_it_counts_the_imports_that_do_not_say_why(code: str, count: int) -> None:
+    assert len(unexplained_imports(Source("worker/serving.py", code))) == count
+
+
+def test_no_cycle_of_imports_is_large() -> None:
+    cycle = largest_cycle(modules())
+    assert len(cycle) <= CYCLE_MAX, f"{len(cycle)} modules: {sorted(cycle)}"
+
+
+def test_a_cycle_is_found_whatever_way_it_is_imported() -> None:
+    sources = [
+        Source("model/a.py", "from everstep.model import b"),
+        Source("model/b.py", "def later():\n    from everstep.model.c import Thing"),
+        Source("model/c.py", "if TYPE_CHECKING:\n    import everstep.model.a"),
+        Source("model/d.py", "from everstep.model.a import something"),
+    ]
+    assert largest_cycle(sources) == {"everstep.model.a", "everstep.model.b", "everstep.model.c"}

@@ -9,8 +9,6 @@ MODULE_LINES_MAX = 700
 
 LONGER_FOR_A_REASON: dict[str, str] = {
     "stores/postgres/commits.py": "one writer: a batch, what an error means for it, and the way back to a connection",
-    "engine/app/app.py": "one class: what an application may ask",
-    "engine/process/host.py": "one app: how a run is claimed, taken up, held and let go",
 }
 """`path` or `path::function` to the reason why it may be longer."""
 

@@ -134,7 +134,7 @@ async def test_a_run_that_a_client_delays_begins_later(tmp_path: Path) -> None:
 def test_a_client_is_not_a_worker(tmp_path: Path) -> None:
     with everstep.connect(url(tmp_path)) as client:
         client.start("greet", "ann")
-        assert client._app.inner.store.workers() == []
+        assert client._blocking.inner.store.workers() == []
 
 
 # -- in the caller's own transaction ---------------------------------------------------------------------------------

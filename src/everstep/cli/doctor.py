@@ -70,9 +70,9 @@ def _look_at_file(url: str | None) -> tuple[str, list[Finding]]:
 
 
 def _look_at_postgres(named: str, url: str | None) -> tuple[str, list[Finding]]:
-    from everstep.cli.doctor_postgres import about_postgres, about_server
-    from everstep.stores.postgres import PostgresStore
-    from everstep.stores.postgres.addresses import address_of
+    from everstep.cli.doctor_postgres import about_postgres, about_server  # psycopg is an optional dependency
+    from everstep.stores.postgres import PostgresStore  # psycopg is an optional dependency
+    from everstep.stores.postgres.addresses import address_of  # psycopg is an optional dependency
 
     shown = address_of(named).shown
     try:

@@ -36,14 +36,14 @@ def _script(named: str) -> str:
     """Return the SQL that a person with the right to do so may run."""
     if not is_postgres(named):
         raise Misuse("A SQLite file is migrated by whoever may write it: there is nothing to print.")
-    from everstep.stores.postgres.addresses import address_of
-    from everstep.stores.postgres.opening import script, stored_version
+    from everstep.stores.postgres.addresses import address_of  # psycopg is an optional dependency
+    from everstep.stores.postgres.opening import script, stored_version  # psycopg is an optional dependency
 
     return script(address_of(named).schema, stored_version(named))
 
 
 def _migrate_postgres(named: str, in_json: bool) -> None:
-    from everstep.stores.postgres.opening import migrations, stored_version
+    from everstep.stores.postgres.opening import migrations, stored_version  # psycopg is an optional dependency
 
     before = stored_version(named)
     store = open_store(named, create=True)

@@ -11,9 +11,9 @@ from everstep.engine.history.verify import refuse_deleted
 from everstep.errors import StoreUnusable, UnknownRun
 from everstep.model.ids import checked_run_id
 from everstep.stores.opening import default_url, may_be_in_the_making, open_store
-from everstep.stores.protocol import RunRow, Store
+from everstep.stores.protocol import RunFilter, RunRow, Store
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # start-up: who only looks does not wait for the engine
     from everstep.engine.app.app import App
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,8 +47,8 @@ def reading(url: str | None) -> Iterator[Store]:
 @asynccontextmanager
 async def acting(url: str | None) -> "AsyncIterator[App]":
     """Open a store that must exist, to change something in it. Nothing is driven here."""
-    from everstep.engine.app.app import App  # who only looks need not wait for the engine
-    from everstep.engine.app.opening import default_on_hold
+    from everstep.engine.app.app import App  # start-up: who only looks does not wait for the engine
+    from everstep.engine.app.opening import default_on_hold  # start-up: as above
 
     on_hold = default_on_hold()
     app = App(_existing(url or default_url()), workflows=(), on_hold=on_hold)
@@ -85,8 +85,6 @@ def existing_run(store: Store, run: str) -> RunRow:
         return row
     import difflib
 
-    from everstep.stores.protocol import RunFilter
-
     near = difflib.get_close_matches(run, [one.id for one in store.runs(RunFilter(limit=200))], 1)
     hint = f" Did you mean {near[0]}?" if near else " `everstep ls` lists the runs there."
     raise UnknownRun(f"There is no run {run!r} in {place_of(store)}.{hint}")
@@ -94,7 +92,7 @@ def existing_run(store: Store, run: str) -> RunRow:
 
 def line_to_paste(*words: str, url: str | None) -> str:
     """Return a command line as a person can paste it into this shell."""
-    from everstep.engine.run.holds import command_line
+    from everstep.engine.run.holds import command_line  # start-up: who only looks does not wait for the engine
 
     return command_line(*words, url=url)
 

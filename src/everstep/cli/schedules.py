@@ -1,7 +1,7 @@
 """`everstep schedule`: what is started at which times."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -117,7 +117,7 @@ def create_command(
 def ls_command(url: str | None, in_json: bool) -> None:
     """List the schedules of a store."""
 
-    async def listed(app: App) -> tuple[list[Scheduled], str]:
+    async def listed(app: App) -> tuple[Sequence[Scheduled], str]:
         return await app.schedules(), place_of(app.store)
 
     (rows, place), _ = _acted(url, listed)

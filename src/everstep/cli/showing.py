@@ -8,6 +8,7 @@ import click
 
 from everstep.cli.drawing import draw_timeline, status_text
 from everstep.cli.effects import is_in_doubt
+from everstep.cli.graphs import draw_graph, graph_facts
 from everstep.cli.holds import draw_hold
 from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
@@ -42,6 +43,7 @@ from everstep.cli.workers import unserved_among
 from everstep.engine.history.verify import verify_now
 from everstep.engine.run.holds import hold_facts
 from everstep.errors import Damaged, Misuse, NotReadable
+from everstep.graph.drawing import svg
 from everstep.model.accounts import ROOT, as_facts
 from everstep.model.own_files import replace
 from everstep.model.status import ENDED
@@ -157,16 +159,12 @@ def _graph_facts(row: RunRow, timeline: Timeline) -> dict[str, Any] | None:
     """Return what happened in the run's graph, if it is one of a graph."""
     if timeline.graph is None:
         return None
-    from everstep.cli.graphs import graph_facts
-
     return graph_facts(timeline.graph, row.status)
 
 
 def _draw_graph(row: RunRow, timeline: Timeline, width: int) -> list[Any]:
     if timeline.graph is None:
         return []
-    from everstep.cli.graphs import draw_graph
-
     return [draw_graph(timeline.graph, row.status, width), ""]
 
 
@@ -174,8 +172,6 @@ def _write_picture(timeline: Timeline, run: str, file: str) -> None:
     """Write a picture of a run's graph, with what happened."""
     if timeline.graph is None:
         raise Misuse(f"{run} is not a run of a graph, so there is none to draw.")
-    from everstep.graph.drawing import svg
-
     picture = svg(f"The graph {timeline.graph.name} in run {run}", timeline.graph.nodes(), timeline.graph.edges())
     replace(file, picture.encode())
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from everstep.cli.shown import shown
 from everstep.codec.preview import harmless
 
 if TYPE_CHECKING:
@@ -122,8 +123,6 @@ def payload_json(payload: bytes) -> Any:
     """Return the value in a payload as plain JSON data; None if it cannot be read."""
     try:
         if len(envelope := msgspec.json.decode(payload)) > 1:  # with types that JSON does not have
-            from everstep.cli.shown import shown
-
             return shown(payload)
         return envelope[0]
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError):

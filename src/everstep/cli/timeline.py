@@ -5,24 +5,23 @@ prints, and nothing fails on a damaged history: what cannot be read is left out.
 """
 
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from everstep.cli.money import amounts_text
+from everstep.cli.terminal import duration
 from everstep.cli.timeline_rows import AttemptView, Crash, Row, State
 from everstep.codec import Codec, error_facts
 from everstep.engine.history.journal import restore_payload
 from everstep.errors import Damaged
+from everstep.graph.story import Story
 from everstep.model.accounts import Accounts, accounts_of
 from everstep.model.events import EventRow, decode_body
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.forked import Forked
 from everstep.model.secrets import HIDDEN, shown_error
 from everstep.stores.protocol import Store
-
-if TYPE_CHECKING:
-    from everstep.graph.story import Story
 
 VALUE_CHARACTERS_MAX = 200
 NO_BUDGET = "no room in the budget"
@@ -266,8 +265,6 @@ class Timeline:
 
     # -- timers, signals, children -------------------------------------------------------------------------------------
     def _take_timer_started(self, event: EventRow, body: Any) -> None:
-        from everstep.cli.terminal import duration
-
         row = Row(kind="timer", name=duration(body.duration / 1e6), seq=event.seq, started_at=event.at)
         row.deadline = body.deadline
         self._new(row, body.call)
@@ -399,8 +396,6 @@ class Timeline:
         self._note(event, "checkpoint", f"the one at event {body.checkpoint} was passed over: {body.why}", "failed")
 
     def _take_graph_started(self, event: EventRow, body: Any) -> None:
-        from everstep.graph.story import Story
-
         self.graph = Story(body)
 
     def _take_patched(self, event: EventRow, body: Any) -> None:

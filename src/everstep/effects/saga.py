@@ -14,7 +14,7 @@ from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
 from everstep.model.options import refuse_generator
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a step is declared with its compensation, which is a step
     from everstep.effects.step import Step
 
 _DECLARED: "dict[str, list[weakref.ref[Step]]]" = {}
@@ -49,7 +49,7 @@ def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":
 
     It is a copy: the same step may also be called by workflow code, where it is nobody's compensation.
     """
-    from everstep.effects.step import Step
+    from everstep.effects.step import Step  # a real cycle: see above
 
     if step.effect == "read":
         raise Misuse(f'{step.name}: compensate= is for steps with an effect; effect="read" changes nothing outside.')

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from everstep.errors import Misuse
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a step asks here what a call of it means
     from everstep.effects.step import Step
 
 

@@ -27,7 +27,7 @@ from everstep.graph.state import Changes
 from everstep.model import events as ev
 from everstep.model.untrusted import type_name
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a graph is run by this, and has graphs as its nodes
     from everstep.graph.graph import Graph
 
 ITEMS_PER_REST: Final = 20

@@ -9,7 +9,7 @@ from everstep.errors import GraphStuck, Misuse
 from everstep.graph.nodes import Node
 from everstep.graph.state import Shape
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a graph is run by this, and has graphs as its nodes
     from everstep.graph.graph import Graph
 
 

@@ -1,23 +1,20 @@
 """How long a thread waits for a database: as long as it takes, but the thread of an application's loop only briefly.
 
 What is asked of a store within `briefly` raises `Busy` as soon as it has waited for `LOOP_SECONDS`, or would have to
-wait for what takes longer: a new connection, a lock that another thread of this process has. Nothing has been changed
-then, and the caller asks again on another thread, where it may take as long as it takes.
+wait for what may take longer: a new connection, a lock that another thread of this process has, files. Nothing has been
+changed then, and the caller asks again on another thread, where it may take as long as it takes.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 LOOP_SECONDS: Final = 0.05
 """How long the loop of an application waits for a database."""
 QUICK_SECONDS: Final = 0.01
 """A store that was slow is asked on the loop again, once an answer on another thread took no longer than this."""
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -60,25 +57,3 @@ def acquire(lock: "threading.Lock | threading.Semaphore") -> None:
         lock.acquire()
     elif not lock.acquire(timeout=max(0.0, until - time.monotonic())):
         raise Busy
-
-
-def at_once(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function that only asks the kernel be called on a loop although a detector of blocking calls is active.
-
-    Such a detector counts each `os.stat` where a loop runs. What is asked here has its answer in memory, and is no
-    slower than the write to the database beside it, which no detector sees.
-    """
-
-    @wraps(function)
-    def called(*args: P.args, **named: P.kwargs) -> R:
-        events: Any = sys.modules.get("asyncio.events")  # where that is not loaded, no loop runs
-        loop = events._get_running_loop() if events is not None else None
-        if loop is None:
-            return function(*args, **named)
-        events._set_running_loop(None)
-        try:
-            return function(*args, **named)
-        finally:
-            events._set_running_loop(loop)
-
-    return called

@@ -58,7 +58,7 @@ def _opened(
         return _postgres(url, durability=durability, clock=clock, create=create, migrate=migrate)
     path = _path_of(url) if url != "memory:" else None
     with paused_collector():
-        from everstep.stores.sqlite import MemoryStore, SqliteStore
+        from everstep.stores.sqlite import MemoryStore, SqliteStore  # start-up: another kind needs no SQLite
 
     if path is None:
         return MemoryStore(clock=clock)
@@ -87,7 +87,7 @@ def _postgres(
     migrate: bool,
 ) -> Store:
     try:
-        from everstep.stores.postgres import PostgresStore
+        from everstep.stores.postgres import PostgresStore  # psycopg is an optional dependency
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "psycopg":
             raise

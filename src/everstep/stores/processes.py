@@ -11,7 +11,7 @@ from functools import cache
 from typing import Final
 
 from everstep.model.digests import digest_of
-from everstep.stores.brief import at_once
+from everstep.stores.brief import refuse_when_brief
 
 ENDED_STATES: Final = frozenset("ZX")
 """Of a process that is only there until its parent has taken note of its end, or whose first thread has ended."""
@@ -20,7 +20,6 @@ FIRST_TIME_NAMESPACE: Final = "time:[4026531834]"
 
 
 @cache
-@at_once
 def machine() -> str:
     """Return what names this machine since it was started, and the numbers of its processes; empty where unknown.
 
@@ -61,13 +60,13 @@ HOST_CHARACTERS_MAX: Final = 40
 
 def worker_name(host: str, bits: int) -> str:
     """Return a new name for this process among the workers: host, pid, machine, start time, and 32 random bits."""
-    return f"{host[:HOST_CHARACTERS_MAX]}-{os.getpid()}-{machine_code()}-{start_time(os.getpid()):x}.{bits:08x}"
+    return f"{host[:HOST_CHARACTERS_MAX]}-{os.getpid()}-{machine_code()}-{_own_start_time(os.getpid()):x}.{bits:08x}"
 
 
 def is_of_this_process(worker: str) -> bool:
     """Tell whether a worker is, or was, this process."""
     pid, where, started = _place(worker)
-    return (pid, where) == (os.getpid(), machine_code()) and started in (0, start_time(pid))
+    return (pid, where) == (os.getpid(), machine_code()) and started in (0, _own_start_time(pid))
 
 
 def is_of_this_machine(worker: str) -> bool:
@@ -92,13 +91,13 @@ def _place(worker: str) -> tuple[int, str, int]:
         return (0, "", 0)
 
 
-@at_once
 def has_ended(pid: int, where: str, started: int = 0) -> bool:
     """Tell whether a process has provably ended: only of one on this machine that can be said.
 
     where: what `machine` or `machine_code` said in that process. started: its start time, if that is known: then a
     process that got the same pid later is told apart from it. Otherwise that one's life proves nothing.
     """
+    refuse_when_brief()  # files of the kernel are read
     if os.name == "nt" or not where or where not in (machine(), machine_code()):
         return False
     if sys.platform == "linux" and not machine():
@@ -125,10 +124,12 @@ def _has_threads(pid: int) -> bool:
         return True
 
 
-@at_once
 def start_time(pid: int) -> int:
     """Return when a process was started, in clock ticks since the machine was; 0 where that is unknown."""
     return _state(pid)[1]
+
+
+_own_start_time: Final = cache(start_time)
 
 
 def _state(pid: int) -> tuple[str, int]:

@@ -7,7 +7,7 @@ Import from the modules: `everstep.testing.clock`, `everstep.testing.ledger`, `e
 
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # start-up: the pytest plugin is in this package, and loads no engine
     from everstep.testing.crashtest import crash_everywhere
     from everstep.testing.golden import GoldenDiffers, replay_golden, save_history
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from everstep.engine.history.clock import SECOND, microseconds
 
-if TYPE_CHECKING:  # the pytest plugin loads this module in every run of pytest, and not the engine
+if TYPE_CHECKING:  # start-up: programs that only set a clock load no engine
     from everstep.engine.process.host import Host
 
 BEGINNING: Final = 2_000_000_000 * SECOND

@@ -75,7 +75,7 @@ def save_history(app: Any, run: str, path: str | Path, *, payloads: bool = False
     payloads: also what the run was given and what its steps returned. Otherwise only digests of it, kinds and names; a
         short or guessable value can be guessed from its digest.
     """
-    store: Store = getattr(getattr(app, "_app", app), "store", app)
+    store: Store = getattr(getattr(app, "inner", app), "store", app)
     row = store.run(run)
     if row is None:
         raise UnknownRun(f"There is no run {run!r} in {store.url}.")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:
+from everstep.errors import Misuse
+
+if TYPE_CHECKING:  # start-up: pytest loads this plugin in every run, and not the engine
     from everstep.testing.clock import FakeClock
     from everstep.testing.ledger import Ledger
     from everstep.testing.skipping import SkippingApp
@@ -28,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def everstep_clock() -> "FakeClock":
     """The clock of `everstep_app`: it stands still until it is told to move, or a result is waited for."""
-    from everstep.testing.clock import FakeClock
+    from everstep.testing.clock import FakeClock  # start-up: see above
 
     return FakeClock()
 
@@ -36,7 +38,7 @@ def everstep_clock() -> "FakeClock":
 @pytest.fixture
 def everstep_app(everstep_clock: "FakeClock") -> "Iterator[SkippingApp]":
     """An app with a store in memory, for `def` tests. Waiting for a result skips the time that runs would wait."""
-    from everstep.testing.skipping import skipping_app
+    from everstep.testing.skipping import skipping_app  # start-up: see above
 
     with skipping_app(clock=everstep_clock) as app:
         yield app
@@ -51,7 +53,7 @@ def everstep_store(tmp_path: Path) -> str:
 @pytest.fixture
 def everstep_ledger(tmp_path: Path) -> "Iterator[Ledger]":
     """A ledger in a process of its own: the outside world, which knows what was really asked for and done."""
-    from everstep.testing.ledger import Ledger
+    from everstep.testing.ledger import Ledger  # start-up: see above
 
     with Ledger.start(tmp_path / "ledger") as ledger:
         yield ledger
@@ -76,8 +78,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     workflow = options.pop("workflow", None)
     if workflow is None:  # a marker with a function as its only argument would mark that function
         pytest.fail("Say which workflow: @pytest.mark.crash_everywhere(workflow=…).", pytrace=False)
-    from everstep.errors import Misuse
-    from everstep.testing.crashtest import crash_everywhere
+    from everstep.testing.crashtest import crash_everywhere  # start-up: see above
 
     try:
         report = crash_everywhere(workflow, *marker.args, **options)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.model.events import ENDS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: the judge of a history has this judge, and hands it its calls
     from everstep.testing.rules_history import Call
 
 Broken = Callable[[str, str], None]

@@ -46,7 +46,7 @@ class SkippingApp(BlockingApp):
 
     def rest(self) -> None:
         """Wait until each run waits, has ended or is held."""
-        self.wait(self.clock.rest(self._app))
+        self.wait(self.clock.rest(self.inner))
 
     async def _skip_until(self, coroutine: Coroutine[Any, Any, R]) -> R:
         task = asyncio.ensure_future(coroutine)
@@ -54,7 +54,7 @@ class SkippingApp(BlockingApp):
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=TURN_SECONDS)
-                if task.done() or not self._app.is_at_rest() or self._move_on():
+                if task.done() or not self.inner.is_at_rest() or self._move_on():
                     idle_turns = 0
                 else:
                     idle_turns += 1
@@ -68,11 +68,11 @@ class SkippingApp(BlockingApp):
         """Move to what is due next: in memory, or of a run that has left it."""
         if self.clock.advance_to_next():
             return True
-        due = self._app.store.next_wake(worker=self._app.worker, everyone=self._app.recover)
+        due = self.inner.store.next_wake(worker=self.inner.worker, everyone=self.inner.recover)
         if due is None or due <= self.clock.now():
             return False
         self.clock.advance((due - self.clock.now()) / 1e6)
-        self._app.pump.nudge()
+        self.inner.pump.nudge()
         return True
 
 

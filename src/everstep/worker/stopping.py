@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from everstep.effects.surroundings import persons_line
 from everstep.model.untrusted import logger
 
 log = logger("everstep.worker")
@@ -71,8 +72,6 @@ def _say_if_deaf(stop: Stop) -> None:
     stop.wanted.wait()
     if stop.over or stop.heard.wait(DEAF_SECONDS) or stop.over:
         return
-    from everstep.effects.surroundings import persons_line
-
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     where = persons_line(frame) if frame is not None else ""
     at = f": it is at {where}" if where else ""

@@ -14,6 +14,7 @@ from everstep.engine.history.verify import (
     refuse_deleted,
     refuse_generation,
     refuse_unreadable,
+    unknown_run,
 )
 from everstep.engine.run.drift import find_drift
 from everstep.engine.run.resume import replay_history
@@ -28,7 +29,6 @@ from everstep.errors import (
     RunCancelled,
     RunFailed,
     RunHeld,
-    UnknownRun,
     UnknownWorkflow,
 )
 from everstep.model.ids import checked_name
@@ -37,7 +37,7 @@ from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import described
 from everstep.stores.protocol import HoldRow, RunRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an app gives handles, which ask the app
     from everstep.engine.app.app import App
 
 
@@ -100,7 +100,7 @@ class Run(Generic[T]):
         """Return the run's row of the store."""
         row = await self._app.read(self._app.store.run, self.id)
         if row is None:
-            raise UnknownRun(f"There is no run {self.id!r} in {self._app.store.url}.")
+            raise unknown_run(self._app.store, self.id)
         return row
 
     async def status(self) -> Status:
@@ -154,11 +154,11 @@ class Run(Generic[T]):
         """Send a request to the run and wait for its answer: see `App.ask`."""
         return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
 
-    async def approvals(self) -> "Sequence[Approval]":
+    async def approvals(self) -> Sequence[Approval]:
         """Return what the run waits for a person to answer."""
         return await self._app.approvals(self.id)
 
-    async def approve(self, answer: Any = True, **options: Any) -> "Approval":
+    async def approve(self, /, answer: Any = True, **options: Any) -> Approval:
         """Answer what the run waits for with `everstep.approval`: see `App.approve`."""
         return await self._app.approve(self.id, answer, **options)
 

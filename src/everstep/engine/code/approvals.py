@@ -13,10 +13,9 @@ import msgspec
 
 from everstep.codec import ANY, Codec, Types, is_same, meaning_digest, types_of, types_text
 from everstep.effects.surroundings import persons_line
-from everstep.engine.code.commands import AwaitSignal, Command
+from everstep.engine.code.commands import AwaitSignal, Command, fitting
 from everstep.engine.code.execution import Execution, current_execution
 from everstep.engine.code.loop import WorkflowFuture
-from everstep.engine.code.signals import fitting
 from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.digests import derived_key, digest_of

@@ -117,7 +117,7 @@ def _go_to_as_completed(fs: Any, *, timeout: float | None = None) -> Any:
 
 async def _go_to_wait_for(fut: Any, timeout: float | None) -> Any:
 
-    from everstep.engine.code.asyncio_parts import wait_for
+    from everstep.engine.code.asyncio_parts import wait_for  # this code runs in asyncio's own module
 
     return await wait_for(fut, timeout)
 

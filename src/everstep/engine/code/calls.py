@@ -20,7 +20,7 @@ from everstep.errors import Misuse, NotDecodable, NotEncodable, OutsideInWorkflo
 from everstep.model import mistakes
 from everstep.model.untrusted import Stopped, cause_of, context_of, is_refusal, members_of, traceback_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 

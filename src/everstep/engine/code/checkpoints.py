@@ -33,7 +33,7 @@ from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.contracts import EXPENSIVE_SECONDS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 

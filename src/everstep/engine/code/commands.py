@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import Arguments, Codec, is_same
+from everstep.codec import Arguments, Codec, Types, is_same, types_text
 from everstep.effects.step import Step
 from everstep.engine.code.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.code.workflow import Workflow
+from everstep.errors import NotDecodable
 from everstep.model import events as ev
 from everstep.model.digests import digest_of, step_key
 from everstep.model.secrets import HIDDEN
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 
@@ -247,8 +248,6 @@ class AwaitSignal(Command):
 
     def decode(self, codec: Codec, payload: bytes) -> Any:
         """Return the value of a signal. Raises `NotDecodable` if it is not of the type that the code asked for."""
-        from everstep.engine.code.signals import decode_signal
-
         return decode_signal(codec, payload, *self.types)
 
     def body(self) -> ev.Body:
@@ -467,3 +466,20 @@ def call_future(loop: WorkflowLoop, execution: "Execution") -> CallFuture:
 def preview_of(arguments: Arguments, most: int = PREVIEW_BYTES) -> str:
     """Return the bounded text of a call's arguments that the history keeps."""
     return arguments.payload[:most].decode("utf-8", "replace")
+
+
+def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:
+    """Decode a signal's value and check that it is of the type that the code asked for."""
+    return fitting(codec.decode(payload, types), annotation)
+
+
+def fitting(value: Any, annotation: Any) -> Any:
+    """Return a decoded value as the type that the code asked for. Raises `NotDecodable` if it is of another."""
+    if annotation in (Any, object):
+        return value
+    try:
+        return msgspec.convert(value, annotation, strict=True)
+    except msgspec.ValidationError as refused:
+        raise NotDecodable(f"not a {types_text(annotation)}: {refused}") from None
+    except TypeError:
+        return value  # a type that msgspec does not know; the codec's own check has passed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextvars import Context
 from random import Random
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -51,14 +51,18 @@ from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 from everstep.model.untrusted import is_a, is_refusal, text_of
 
-if TYPE_CHECKING:
-    from everstep.engine.code.replay import Followed
-
-
 _NONE: frozenset[Any] = frozenset()
 _NO_CHILDREN: Mapping[int, str] = MappingProxyType({})
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
+
+
+class Followed:
+    """The recorded definition of a run's graph, and its recorded moves by the visits that they came after."""
+
+    def __init__(self, started: ev.GraphStarted) -> None:
+        self.started = started
+        self.moves: dict[str, ev.GraphMoved] = {}
 
 
 class Execution:
@@ -516,7 +520,7 @@ class Execution:
         """Find payloads beside events in another place than so far."""
         self.lookup = lookup
 
-    def note_ahead(self, checkpoints: Checkpoints | None, followed: "Followed | None") -> None:
+    def note_ahead(self, checkpoints: Checkpoints | None, followed: Followed | None) -> None:
         """Later events of the history say which checkpoints the code takes, and which edges of its graph."""
         self.checkpoints, self.followed = checkpoints or self.checkpoints, followed
 

@@ -11,7 +11,7 @@ from everstep.model import events as ev
 from everstep.model.carried import Carried
 from everstep.model.untrusted import members_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 

@@ -29,7 +29,7 @@ from everstep.errors import Evicted, OutsideInWorkflow
 from everstep.model.mistakes import MOVE_INTO_A_STEP
 from everstep.model.untrusted import Stopped, ends_process, log_error, logger
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a loop that leaves memory has what unwinds it
     from everstep.engine.code.unwinding import Unwinding
 
 

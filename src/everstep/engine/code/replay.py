@@ -13,7 +13,7 @@ import msgspec
 
 from everstep.engine.code.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.code.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
-from everstep.engine.code.execution import OUTCOMES, Execution
+from everstep.engine.code.execution import OUTCOMES, Execution, Followed
 from everstep.engine.code.guard import Silence
 from everstep.engine.code.loop import SpinningWorkflow
 from everstep.engine.code.step_state import DOUBT, FALLBACK, KEY, ROOM, SLOT, StepState
@@ -29,7 +29,6 @@ from everstep.engine.history.describe import (
 from everstep.engine.history.kept import Kept, kept_by
 from everstep.engine.history.verify import Recorded, kinds_of, published_before
 from everstep.errors import Misuse, NotDecodable
-from everstep.model import events as ev
 from everstep.model.contracts import UNSEEN
 from everstep.model.events import ENDS
 from everstep.model.exchange_events import APPROVAL
@@ -74,14 +73,6 @@ def first_run(execution: Execution, started: Recorded) -> Replayed:
     except BaseException:  # it was stopped: the code must not come to life again when it is dropped
         execution.evict()
         raise
-
-
-class Followed:
-    """The recorded definition of a run's graph, and its recorded moves by the visits that they came after."""
-
-    def __init__(self, started: ev.GraphStarted) -> None:
-        self.started = started
-        self.moves: dict[str, ev.GraphMoved] = {}
 
 
 def followed_by(history: Sequence[Recorded], void: Set[int]) -> Followed | None:

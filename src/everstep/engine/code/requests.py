@@ -9,14 +9,13 @@ import msgspec
 
 from everstep.codec import ANY, Types, is_same, types_of, types_text
 from everstep.effects.surroundings import persons_line
-from everstep.engine.code.commands import Command
+from everstep.engine.code.commands import Command, decode_signal
 from everstep.engine.code.loop import WorkflowFuture
-from everstep.engine.code.signals import decode_signal
 from everstep.errors import Misuse, NotDecodable, RequestRefused
 from everstep.model import events as ev
 from everstep.model.digests import digest_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 

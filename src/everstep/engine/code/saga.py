@@ -19,7 +19,7 @@ from everstep.model import events as ev
 from everstep.model.carried import CarriedStep
 from everstep.model.digests import compensation_entropy
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 

@@ -1,20 +1,19 @@
 """Signals on their way to workflow code: what has arrived and is not received yet, and who waits for one."""
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from everstep.codec import ANY, Codec, Types, types_of, types_text
+from everstep.codec import ANY, Types, types_of, types_text
 from everstep.engine.code.commands import AwaitSignal, RejectSignal
 from everstep.engine.code.loop import WorkflowFuture
+from everstep.engine.code.requests import Requests
 from everstep.errors import NotDecodable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
-    from everstep.engine.code.requests import Requests
 
 
 class Receiving:
@@ -34,10 +33,8 @@ class Receiving:
         """Whether the code waits for any signal or request."""
         return any(self._waiting.values()) or (self.requests is not None and self.requests.is_awaited)
 
-    def requests_of_run(self) -> "Requests":
+    def requests_of_run(self) -> Requests:
         """Return what looks after requests."""
-        from everstep.engine.code.requests import Requests
-
         if self.requests is None:
             self.requests = Requests()
         return self.requests
@@ -47,7 +44,7 @@ class Receiving:
         self._arrived.setdefault(name, deque()).append((number, payload))
         self._hand_over(execution, name)
 
-    def receive(self, execution: "Execution", name: str, annotation: Any, source: str) -> "WorkflowFuture":
+    def receive(self, execution: "Execution", name: str, annotation: Any, source: str) -> WorkflowFuture:
         """Ask for the next signal of this name."""
         execution.require_live()
         future = execution.loop.create_future()
@@ -57,7 +54,7 @@ class Receiving:
             execution, AwaitSignal(execution.next_call(), name, text, (types, annotation), future, source)
         )
 
-    def wait_for(self, execution: "Execution", command: AwaitSignal) -> "WorkflowFuture":
+    def wait_for(self, execution: "Execution", command: AwaitSignal) -> WorkflowFuture:
         """Ask for a signal, and return the future of its value."""
         self._waiting.setdefault(command.name, deque()).append(command)
         execution.issue(command)
@@ -105,7 +102,7 @@ class Receiving:
             for number, payload in arrived
         ]
 
-    def restore(self, signals: "Iterable[tuple[str, int, msgspec.Raw]]") -> None:
+    def restore(self, signals: Iterable[tuple[str, int, msgspec.Raw]]) -> None:
         """Let just this have arrived, and let nobody wait."""
         self._waiting.clear()
         self._arrived.clear()
@@ -118,20 +115,3 @@ class Receiving:
             del self._waiting[name]
         if self.requests is not None:
             self.requests.forget_stale()
-
-
-def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:
-    """Decode a signal's value and check that it is of the type that the code asked for."""
-    return fitting(codec.decode(payload, types), annotation)
-
-
-def fitting(value: Any, annotation: Any) -> Any:
-    """Return a decoded value as the type that the code asked for. Raises `NotDecodable` if it is of another."""
-    if annotation in (Any, object):
-        return value
-    try:
-        return msgspec.convert(value, annotation, strict=True)
-    except msgspec.ValidationError as refused:
-        raise NotDecodable(f"not a {types_text(annotation)}: {refused}") from None
-    except TypeError:
-        return value  # a type that msgspec does not know; the codec's own check has passed

@@ -103,6 +103,11 @@ def load_generations(store: Store, row: RunRow) -> list[list[Recorded]]:
     return [*histories, load_verified(store, row)]
 
 
+def unknown_run(store: Store, run: str) -> UnknownRun:
+    """Say that there is no such run, and where."""
+    return UnknownRun(f"There is no run {run!r} in {store.url}. `everstep ls` lists the runs there.")
+
+
 def refuse_deleted(store: Store, row: RunRow) -> None:
     """Raise `BeingDeleted` if a run that had ended is being deleted, or was deleted since its row was read.
 
@@ -150,7 +155,7 @@ def read_now(store: Store, row: RunRow, read: Callable[[RunRow], T]) -> tuple[Ru
             refuse_deleted(store, row)
             before, now = row, store.run(row.id)
             if now is None:
-                raise UnknownRun(f"There is no run {row.id!r} in {store.url}.") from None
+                raise unknown_run(store, row.id) from None
             row = now
             if not has_moved(before, now):
                 raise
@@ -170,7 +175,7 @@ def verify_now(
     """
     row = store.run(run)
     if row is None:
-        raise UnknownRun(f"There is no run {run!r} in {store.url}.")
+        raise unknown_run(store, run)
 
     def verified_now(row: RunRow) -> list[Recorded]:
         history = load_verified(store, row, looking=True)

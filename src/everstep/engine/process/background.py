@@ -10,15 +10,12 @@ What fails for one run alone is not here: see `stumbling.py`.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from everstep.engine.process.worker_row import Trouble
+from everstep.engine.run.host import RunHost
 from everstep.errors import StoreFailed
 from everstep.model.untrusted import described, is_a, logger, type_name
-
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
 
 log = logger("everstep.background")
 
@@ -34,6 +31,31 @@ MOST_SECONDS: Final = 5.0
 def pause_after(failures: int) -> float:
     """Return the seconds to wait after this many failures in a row."""
     return float(min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 1, 20)))
+
+
+class Pump(Protocol):
+    """What looks for news in the store, and keeps the worker's row."""
+
+    def nudge(self) -> None:
+        """Look soon."""
+
+    def say_soon(self) -> None:
+        """Write what is wrong into the worker's row soon."""
+
+
+class BackgroundHost(RunHost, Protocol):
+    """What background work needs of its app, beyond what a driver needs of it."""
+
+    @property
+    def pump(self) -> Pump:
+        """What looks for news in the store."""
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the store has failed, so that nothing is written any more."""
+
+    def fail(self, error: BaseException) -> None:
+        """The store has failed: nothing more is written."""
 
 
 class _Work:
@@ -56,7 +78,7 @@ class _Work:
 class Background:
     """The background work of an app, by name."""
 
-    def __init__(self, app: "Host", patience: float) -> None:
+    def __init__(self, app: BackgroundHost, patience: float) -> None:
         self._app = app
         self._patience = patience
         self._works: dict[str, _Work] = {}

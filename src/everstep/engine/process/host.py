@@ -4,7 +4,6 @@ import asyncio
 import contextvars
 import random
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,11 +16,11 @@ from everstep.engine.code import asyncio_parts
 from everstep.engine.code.stops import stop_in
 from everstep.engine.code.workflow import DECLARED, Workflow
 from everstep.engine.history.clock import Clock, MachineRandom, StoreClock
-from everstep.engine.history.damage import diagnose
 from everstep.engine.history.verify import Recorded
 from everstep.engine.process.background import PATIENCE_SECONDS, Background
 from everstep.engine.process.committer import Committer
 from everstep.engine.process.elsewhere import Elsewhere, on_a_thread, outlasted
+from everstep.engine.process.holding import Holding
 from everstep.engine.process.interruptions import Interrupted, Stumbling
 from everstep.engine.process.limits import Limits
 from everstep.engine.process.lost_tails import Losses
@@ -29,6 +28,7 @@ from everstep.engine.process.notify import Notifier, OnHold
 from everstep.engine.process.presence import Presence
 from everstep.engine.process.pump import Pump
 from everstep.engine.process.queues import Queueing
+from everstep.engine.process.resting import Resting
 from everstep.engine.process.retention import Collector
 from everstep.engine.process.returns import Returns
 from everstep.engine.process.schedules import Scheduler
@@ -38,13 +38,9 @@ from everstep.engine.run.bodies import BodyTasks
 from everstep.engine.run.children import RecentEnds
 from everstep.engine.run.drive import drive, drive_new
 from everstep.engine.run.driver import LOOK_AGAIN_SECONDS, Driver
-from everstep.engine.run.holds import HoldReport, damaged_report
-from everstep.engine.run.inbox import cancel_in, hold_in
-from everstep.engine.run.resume import is_supported, would_go_on
+from everstep.engine.run.holds import HoldReport
 from everstep.engine.run.threads import Threads
-from everstep.engine.run.units import cancelled_unit, hold_unit, resolve_unit
 from everstep.errors import Damaged, Misuse, StoreError, WorkerGone
-from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.retention import Retention
@@ -52,7 +48,6 @@ from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import logger
 from everstep.stores.brief import Busy, briefly
 from everstep.stores.protocol import (
-    Accepted,
     Claim,
     Claimed,
     GoneRow,
@@ -88,96 +83,6 @@ async def wait_for_bodies(drivers: "Mapping[str, Driver]", seconds: float, *, ca
         await asyncio.sleep(0.02)
 
 
-RESTING_MAX: Final = 256
-"""Number of waiting runs cached in memory, to avoid a replay when a signal arrives."""
-
-
-class Resting:
-    """The waiting runs of an app, the longest waiting first."""
-
-    def __init__(self, app: "Host") -> None:
-        self._app = app
-        self._drivers: OrderedDict[str, Driver] = OrderedDict()
-
-    def add(self, driver: "Driver") -> None:
-        """Keep a run that waits now; the one that has waited longest leaves."""
-        if driver.execution.witnesses and driver.is_idle:
-            self._evict(driver)  # what it remembers of the outside is compared again before it goes on
-            return
-        self._drivers[driver.run] = driver
-        self._drivers.move_to_end(driver.run)
-        self.evict_oldest()
-
-    def evict_oldest(self) -> None:
-        """Let waiting runs leave memory while there are too many, the longest waiting first."""
-        while len(self._drivers) > RESTING_MAX:
-            run, oldest = next(iter(self._drivers.items()))
-            if oldest.status != "waiting" or oldest.stopped:
-                del self._drivers[run]
-            elif oldest.is_idle:
-                self._evict(oldest)
-            else:
-                return  # what it wrote is not durable yet; the pump looks again
-
-    def forget(self, driver: "Driver") -> None:
-        """The run leaves memory in another way."""
-        self._drivers.pop(driver.run, None)
-
-    def _evict(self, driver: "Driver") -> None:
-        self._drivers.pop(driver.run, None)
-        self._app.drivers.pop(driver.run, None)
-        driver.stop()
-        self._app.pump.nudge()  # from now on it wakes this run
-
-
-class Parts:
-    """What an app has only once somebody has asked for it."""
-
-    has_scheduler = False
-    has_limits = False
-    has_losses = False
-    has_interrupted = False
-
-    @cached_property
-    def recent_ends(self) -> "RecentEnds":
-        """How children ended that were driven here."""
-        return RecentEnds()
-
-    @cached_property
-    def scheduler(self: Any) -> "Scheduler":
-        """What starts the runs of schedules. Only an app with `recover` does that."""
-        self.has_scheduler = True
-        return Scheduler(self)
-
-    @cached_property
-    def limits(self: Any) -> "Limits":
-        """The steps that wait for a slot of a named limit, and those that have one."""
-        self.has_limits = True
-        return Limits(self)
-
-    @cached_property
-    def losses(self: Any) -> "Losses":
-        """The runs that have lost their tails and are not held yet."""
-        self.has_losses = True
-        return Losses(self)
-
-    @cached_property
-    def interrupted(self: Any) -> "Interrupted":
-        """The runs that were stopped, and are taken up again after a pause."""
-        self.has_interrupted = True
-        return Interrupted(self)
-
-    def look_for_losses(self: Any) -> set[str]:
-        """Stop the runs that are known by now to have lost their tails, have them held, and return their ids."""
-        found = self.store.lost_tails()
-        return self.losses.look(found) if found or self.has_losses else set()
-
-    def is_lost(self, run: str) -> bool:
-        """Tell whether a run is not to be driven: its tail is lost, and it is about to be held."""
-        self.look_for_losses()
-        return self.has_losses and run in self.losses.open
-
-
 log = logger("everstep.app")
 
 V = TypeVar("V")
@@ -191,8 +96,13 @@ LEAVE_ATTEMPTS: Final = 5
 CLAIMABLE: Final[tuple[Status, ...]] = ("queued", "running", "waiting")
 
 
-class Host(Parts):
+class Host:
     """A store, a committer, and the drivers of the runs that this process has claimed."""
+
+    has_scheduler = False
+    has_limits = False
+    has_losses = False
+    has_interrupted = False
 
     def __init__(
         self,
@@ -232,7 +142,6 @@ class Host(Parts):
         self.untakeable: set[str] = set()
         """Runs that cannot be claimed, or whose chain key is not here; they are let alone until this app ends."""
         self.background = Background(self, patience)
-        self.returns = Returns(self)
         self.stumbling = Stumbling(self)
         self.watchers = Watchers(self)
         self.draining = False
@@ -246,6 +155,7 @@ class Host(Parts):
         self._awaited_keys: set[str] = set()
         """Keys that runs of this process wait for, or waited for."""
         self.resting = Resting(self)
+        self.holding = Holding(self)
         self.queueing = Queueing(self, queues)
         self.presence = Presence(self)
         self._taking_up: set[str] = set()
@@ -271,9 +181,10 @@ class Host(Parts):
         self.thread = threading.get_ident()
         failed, works = self.background.failed, self.background.works
         self.threads = Threads(self.loop, THREADS_MAX, partial(failed, "threads"), partial(works, "threads"))
-        self.acting = Acting(self)
+        self.acting = Acting(self.loop, self.threads, self._running_bodies)
         descent.install()
         self.committer = Committer(self.store, self.loop, partial(failed, "commits"), partial(works, "commits"))
+        self.returns = Returns(self.background, self.committer)
         self.body_tasks = BodyTasks(self.loop, self.context)
         self.elsewhere = Elsewhere(self.loop)
         self.pump = Pump(self)
@@ -392,6 +303,11 @@ class Host(Parts):
         ]
         self.store.commit(back)
 
+    def _running_bodies(self) -> list[tuple[str, int]]:
+        """Return the run and the call of each body that runs here. May be called on any thread."""
+        drivers = [driver for driver in list(self.drivers.values()) if not driver.stopped]
+        return [(driver.run, call) for driver in drivers for call in list(driver.attempts.bodies.running)]
+
     # -- driving ---------------------------------------------------------------------------------------------------
     @property
     def is_failed(self) -> bool:
@@ -431,34 +347,10 @@ class Host(Parts):
             raise error
         self.interrupted.set_aside(row, stop, "workflow code")
 
-    def hold_new(self, run: str, report: HoldReport) -> None:
-        """Hold a run that was started just now."""
-        self.spawn(self._hold_new(run, report), run=run)
-
     async def hold_or_leave(self, row: RunRow, report: HoldReport) -> None:
         """Hold a claimed run, unless another worker may find nothing wrong with it."""
         if not await self.presence.leaves_for_another(row, report.reason):
-            self.spawn(self.hold_claimed(row, report), run=row.id)
-
-    async def _hold_new(self, run: str, report: "HoldReport") -> None:
-        """Hold a run that was started just now. Its start may not be durable yet, and a claim comes behind that."""
-        verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), ("running",)))
-        if isinstance(verdict, Claimed):
-            await self.hold_claimed(verdict.row, report)
-
-    async def hold_claimed(self, row: RunRow, report: "HoldReport", consumed: Sequence[int] = ()) -> None:
-        try:
-            unit = await self.read(hold_unit, self, row, report)
-            unit.consumed = consumed
-            verdict = await self.committer.submit(unit)
-        except StoreError:
-            self.want(row.id)  # it is taken up again, and held then
-            raise
-        if not isinstance(verdict, Accepted):
-            self.watchers.look_again(row.id)  # somebody else drives it, and what looked wrong was their progress
-            return
-        self.held(unit.hold)
-        self.watchers.tell(row.id, "held", None)
+            self.spawn(self.holding.hold_claimed(row, report), run=row.id)
 
     def held(self, hold: "HoldRow | None") -> None:
         """Tell whoever should know that a run is held."""
@@ -564,36 +456,6 @@ class Host(Parts):
         if not self.draining:
             self.want(driver.run)
 
-    async def look_at_delayed(self, row: RunRow) -> None:
-        """A run that has not begun is cancelled or held without its code; anything else waits until it begins."""
-        for delivery in await self.read(self.store.inbox, row.id):
-            if delivery.kind == "cancel":
-                await self.end_claimed(row, cancel_in(delivery))
-                return
-            if delivery.kind == "hold":
-                await self.hold_claimed(row, hold_in(delivery), [delivery.number])
-                return
-
-    async def end_claimed(self, row: RunRow, request: ev.CancelRequested) -> bool:
-        """End a claimed run as cancelled, without its code. Cancels in its inbox are answered by that as well."""
-        consumed = [one.number for one in await self.read(self.store.inbox, row.id) if one.kind == "cancel"]
-        try:
-            unit = await self.read(cancelled_unit, self, row, request, consumed)
-        except Damaged as error:
-            report = damaged_report(error, await self.read(diagnose, self.store, row))
-            unit = await self.read(hold_unit, self, row, report)
-            if isinstance(await self.committer.submit(unit), Accepted):
-                self.held(unit.hold)
-            raise
-        verdict = await self.committer.submit(unit)
-        if not isinstance(verdict, Accepted):
-            await self.returns.give_back(Release(row.id, row.epoch, "queued"))
-            return False
-        for post in unit.posts:
-            self.wake(post.run)
-        self.ended_without_code(row.id, "cancelled")
-        return True
-
     def adopt(self, run: str) -> None:
         """Drive a child run that one of our runs has started."""
         self._has_children = True
@@ -604,7 +466,7 @@ class Host(Parts):
     async def _adopt(self, run: str) -> None:
         taken = await self.take_up_run(run)
         if not taken:
-            await self.retry_diverged(run)
+            await self.holding.retry_diverged(run)
         if not taken or self.drivers[run].row.epoch > 1:
             # It was there before. If it has ended, or is another's, that is in its parent's inbox already.
             self.pump.nudge()
@@ -646,24 +508,6 @@ class Host(Parts):
         is_busy = self._taking_up or self._tasks or self.background.is_busy
         return not is_busy and all(driver.is_idle for driver in self.drivers.values())
 
-    async def retry_diverged(self, run: str) -> None:
-        """Compare a run that is held as diverged with the code as it is now; if it matches, it goes on by itself."""
-        holds = [hold for hold in await self.read(self.store.holds, run=run) if hold.reason == "diverged"]
-        row = await self.read(self.store.run, run)
-        if not holds or row is None or not is_supported(row) or row.workflow not in DECLARED.names():
-            return
-        await self.become_worker()
-        verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), ("held",)))
-        if not isinstance(verdict, Claimed):
-            return
-        if not await would_go_on(self, verdict.row, DECLARED.named(row.workflow)):
-            await self.returns.give_back(Release(run, verdict.row.epoch, "held"))
-            return
-        note = "the code matches the history again"
-        unit = await self.read(resolve_unit, self, verdict.row, holds[0], "retry", note=note, by="everstep")
-        if isinstance(await self.committer.submit(unit), Accepted):
-            self.adopt(run)
-
     def take_again(self, driver: Driver) -> None:
         """Let a run leave memory, and take it up again from its history."""
         self.let_go(driver)
@@ -673,20 +517,6 @@ class Host(Parts):
         """The run goes on with a fresh history: let the old one leave memory, and take up the new one."""
         self.take_again(driver)
         self.spawn(self.take_up_run(driver.run), run=driver.run)
-
-    def hold_unstorable(self, driver: Driver, error: BaseException) -> None:
-        """The store refuses a run's newest events, a value that is too large for instance: it stops, and no other."""
-        self.let_go(driver)
-        self.spawn(self._hold_unstorable(driver, type(error).__name__), run=driver.run)
-
-    async def _hold_unstorable(self, driver: Driver, error: str) -> None:
-        try:
-            row = await self.read(self.store.run, driver.run)
-        except StoreError:
-            self.want(driver.run)  # it is taken up again, and held then if the same is refused again
-            return
-        if row is not None and row.epoch == driver.row.epoch:
-            await self.hold_claimed(row, HoldReport("stuck", f"its newest events cannot be stored: {error}"))
 
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
         """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
@@ -776,6 +606,46 @@ class Host(Parts):
             self.background.failed("tasks", error)
             self.background.works("tasks")  # each is another one
             self.loop.call_later(LOOK_AGAIN_SECONDS, self.pump.nudge)
+
+    # -- parts that an app has only once they are asked for --------------------------------------------------------
+    @cached_property
+    def recent_ends(self) -> RecentEnds:
+        """How children ended that were driven here."""
+        return RecentEnds()
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """What starts the runs of schedules. Only an app with `recover` does that."""
+        self.has_scheduler = True
+        return Scheduler(self)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """The steps that wait for a slot of a named limit, and those that have one."""
+        self.has_limits = True
+        return Limits(self)
+
+    @cached_property
+    def losses(self) -> Losses:
+        """The runs that have lost their tails and are not held yet."""
+        self.has_losses = True
+        return Losses(self)
+
+    @cached_property
+    def interrupted(self) -> Interrupted:
+        """The runs that were stopped, and are taken up again after a pause."""
+        self.has_interrupted = True
+        return Interrupted(self)
+
+    def look_for_losses(self) -> set[str]:
+        """Stop the runs that are known by now to have lost their tails, have them held, and return their ids."""
+        found = self.store.lost_tails()
+        return self.losses.look(found) if found or self.has_losses else set()
+
+    def is_lost(self, run: str) -> bool:
+        """Tell whether a run is not to be driven: its tail is lost, and it is about to be held."""
+        self.look_for_losses()
+        return self.has_losses and run in self.losses.open
 
     # -- asking the store ------------------------------------------------------------------------------------------
     async def read(self, method: Callable[..., V], /, *args: Any, **named: Any) -> V:

@@ -19,7 +19,7 @@ from everstep.errors import StoreError
 from everstep.model.untrusted import Stopped, attribute, described, is_a, is_refusal, logger, type_name
 from everstep.stores.protocol import Claim, Claimed, Release, RunRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a host has this part, which drives the host's runs
     from everstep.engine.process.host import Host
 
 
@@ -168,7 +168,7 @@ class Stumbling:
             verdict = await app.committer.submit(claim)
             if isinstance(verdict, Claimed):
                 summary = f"the engine failed {STUMBLES_MAX} times while it drove it: {error}; the log says where"
-                await app.hold_claimed(verdict.row, HoldReport("stuck", summary))
+                await app.holding.hold_claimed(verdict.row, HoldReport("stuck", summary))
                 self.forget(run)
             else:
                 app.watchers.look_again(run)

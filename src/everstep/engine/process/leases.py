@@ -10,19 +10,15 @@ and the other with it.
 """
 
 import time
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from everstep.engine.history.clock import Clock, StoreClock, microseconds, ticks_of
+from everstep.engine.process.process import Process
 from everstep.engine.process.worker_row import read_about
 from everstep.stores.protocol import Store, WorkerRow
 from everstep.stores.ticks import ticks as machine_ticks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from everstep.engine.process.host import Host
-
 
 NEIGHBOURS: Final = 16
 """How many others a worker watches: those next to it. So the work for each does not grow with their number."""
@@ -50,7 +46,7 @@ class Watch:
         self._silent: dict[str, tuple[int, int]] = {}
         """Of each worker the lease that was read, and for how many microseconds it has been the same."""
 
-    def look(self, rows: "Sequence[WorkerRow]") -> "list[WorkerRow]":
+    def look(self, rows: Sequence[WorkerRow]) -> list[WorkerRow]:
         """Compare workers with what was last read of them, and return those whose leases have lapsed."""
         ticks, real = self._ticks(), self._real()
         passed, absent = ticks - self._looked[0], real - self._looked[1]
@@ -69,14 +65,14 @@ class Watch:
         self.next_at = ticks + min(pauses, default=self._alone_micros)
         return lapsed
 
-    def _silence_of(self, row: "WorkerRow", lease: int, passed: int, absent: int) -> int:
+    def _silence_of(self, row: WorkerRow, lease: int, passed: int, absent: int) -> int:
         until, micros = self._silent.get(row.id, (0, 0))
         if until != row.lease_until or absent >= lease:
             return 0
         return micros + max(0, passed - max(0, absent - lease // ABSENCE_SHARE))
 
 
-def outwait(store: "Store", clock: Clock, owner: str) -> bool:
+def outwait(store: Store, clock: Clock, owner: str) -> bool:
     """Watch a worker until its lease has lapsed, and tell whether it has; False as soon as it is renewed.
 
     For what is over in a moment, such as a command: a stopped worker must not keep a run from it for ever. The clock
@@ -95,7 +91,7 @@ def outwait(store: "Store", clock: Clock, owner: str) -> bool:
         time.sleep(PAUSE_SECONDS)
 
 
-async def wait_for_lapse(app: "Host", owner: str | None) -> None:
+async def wait_for_lapse(app: Process, owner: str | None) -> None:
     """Bury the dead. If a run's owner is stopped, as it seems, watch it for as long as its lease lasts."""
     await app.read(app.store.bury_dead, app.clock.now())
     if owner is not None and owner != app.worker:

@@ -8,23 +8,20 @@ of a worker that is gone count no more. A slot is given back when the body ends,
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from everstep.engine.code.commands import StepCall, preview_of
 from everstep.engine.code.step_state import SLOT, StepState
 from everstep.engine.history.clock import microseconds, set_alarm
+from everstep.engine.process.process import Process
 from everstep.engine.run.driver import Driver
 from everstep.errors import Misuse
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.stores.protocol import Accepted
 from everstep.stores.rows.queues import FreeSlot, NoSlot, QueueRow, TakeSlot, room_of
-
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
 
 LOOK_SECONDS: Final = 0.1
 """How often it is looked whether steps that wait are still wanted, and whether others have given slots back."""
@@ -58,7 +55,7 @@ class Wait(msgspec.Struct, gc=False):
 class Limits:
     """The attempts of this process that wait for slots, and those that have one."""
 
-    def __init__(self, app: "Host") -> None:
+    def __init__(self, app: Process) -> None:
         self._app = app
         self._waiting: dict[str, dict[tuple[str, int], Wait]] = {}
         self._held: dict[tuple[str, int], tuple[str, Driver]] = {}

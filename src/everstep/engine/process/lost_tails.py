@@ -7,11 +7,12 @@ is left; from there on what must not happen twice is asked about.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from everstep.engine.history.damage import Diagnosis, diagnose, steps_in
+from everstep.engine.process.process import Process
 from everstep.engine.run.holds import HoldReport, damaged_report, report_of
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
@@ -19,10 +20,6 @@ from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import Claim, Claimed, NotClaimed, Post, RunRow
 from everstep.stores.rows.runs import LostTail, has_moved
-
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
 
 log = logger("everstep.run")
 
@@ -36,7 +33,7 @@ NAMED_MAX: Final = 50
 class Losses:
     """The runs of an app that have lost their tails and are not held yet."""
 
-    def __init__(self, app: "Host") -> None:
+    def __init__(self, app: Process) -> None:
         self._app = app
         self.open: dict[str, LostTail] = {}
         self._posted: set[str] = set()
@@ -86,7 +83,7 @@ class Losses:
             await app.become_worker()
             verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), UNFINISHED))
             if isinstance(verdict, Claimed):
-                await app.hold_claimed(verdict.row, await app.read(self._report, verdict.row, tail))
+                await app.holding.hold_claimed(verdict.row, await app.read(self._report, verdict.row, tail))
             elif isinstance(verdict, NotClaimed):
                 await self._ask_owner(verdict.row, tail)
         except Damaged as error:

@@ -11,10 +11,11 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from everstep.engine.code.stops import pass_on
 from everstep.engine.history.clock import Alarm, microseconds, set_alarm
+from everstep.engine.process.process import Process
 from everstep.engine.process.webhooks import Answer, Sending, Webhook
 from everstep.engine.run.holds import hold_message
 from everstep.engine.run.threads import Threads
@@ -24,9 +25,6 @@ from everstep.model.digests import digest_of
 from everstep.model.untrusted import described, log_error, logger
 from everstep.stores.protocol import Accepted, HoldRow
 from everstep.stores.rows.notifications import NotificationRow, SettleNotification, TakeNotification
-
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
 
 Callback = Callable[[HoldRow], Awaitable[None] | None]
 OnHold = Callback | Webhook | str | Sequence[Callback | Webhook | str] | None
@@ -57,7 +55,7 @@ GONE: Final = 410
 class Notifier:
     """The part of an app that tells of holds."""
 
-    def __init__(self, app: "Host", on_hold: "OnHold") -> None:
+    def __init__(self, app: Process, on_hold: "OnHold") -> None:
         self._app = app
         self._callbacks: list[Callback] = []
         self._webhooks: dict[str, Webhook] = {}

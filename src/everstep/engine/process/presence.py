@@ -20,7 +20,7 @@ from everstep.model.untrusted import logger
 from everstep.stores.processes import worker_name
 from everstep.stores.protocol import Release, RunRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a host has this part, which drives the host's runs
     from everstep.engine.process.host import Host
 
 

@@ -18,7 +18,7 @@ from everstep.model.status import ENDED
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import RunRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a host has this part, which drives the host's runs
     from collections.abc import Callable, Sequence
 
     from everstep.engine.process.host import Host
@@ -376,7 +376,7 @@ class Pump:
         self._diverged_tried = True
         for run in await app.read(app.store.diverged, app.workflows(), 1000):
             try:
-                await app.retry_diverged(run)
+                await app.holding.retry_diverged(run)
             except StoreError:
                 self._diverged_tried = False
                 raise

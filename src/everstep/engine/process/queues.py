@@ -6,19 +6,16 @@ What is asked beforehand only saves claims in vain: an app that finds a queue fu
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from everstep.engine.process.process import Process
 from everstep.stores.protocol import RunRow
 from everstep.stores.rows.queues import DEFAULT_QUEUE
-
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
 
 
 class Queueing:
     """The queues that an app serves: with `recover` all (or those it was told to), else those that its runs wait in."""
 
-    def __init__(self, app: "Host", served: Sequence[str] | None) -> None:
+    def __init__(self, app: Process, served: Sequence[str] | None) -> None:
         self._app = app
         self.served = tuple(served) if served is not None else None
         self._own: dict[str, dict[str, None]] = {}

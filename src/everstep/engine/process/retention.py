@@ -8,11 +8,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence, Set
-from typing import TYPE_CHECKING, Final
+from datetime import timedelta
+from typing import Final
 
 import msgspec
 
 from everstep.engine.history.clock import SECOND, Alarm, microseconds, set_alarm, ticks_of
+from everstep.engine.process.process import Process
 from everstep.engine.run.acting import may_act
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
@@ -23,12 +25,6 @@ from everstep.model.untrusted import logger
 from everstep.stores.protocol import Accepted, Claim, Claimed, RunFilter, RunRow, Store
 from everstep.stores.rows.keys import UNSETTLED, EffectFilter, ForgetKeys, Forgotten
 from everstep.stores.rows.transfer import ClaimFamily, Deleted, DeletePart
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from everstep.engine.process.host import Host
-
 
 log = logger("everstep.gc")
 
@@ -43,7 +39,7 @@ FIRST_SECONDS: Final = 1.0
 class Collector:
     """Deletes in the background what need not be kept. Without a retention it does nothing."""
 
-    def __init__(self, app: "Host", retention: "Retention | float | timedelta | None") -> None:
+    def __init__(self, app: Process, retention: Retention | float | timedelta | None) -> None:
         self.retention: Retention | None = None
         if retention is not None:
             self.retention = retention_of(retention)
@@ -123,7 +119,7 @@ class Collected(msgspec.Struct):
     """So many keys of actions were forgotten."""
 
 
-async def collect(app: "Host", retention: Retention, *, dry_run: bool = False) -> Collected:
+async def collect(app: Process, retention: Retention, *, dry_run: bool = False) -> Collected:
     """Delete what is older than it has to be kept. It ends early when the app is closed."""
     done = Collected()
     if not dry_run:
@@ -143,7 +139,7 @@ async def collect(app: "Host", retention: Retention, *, dry_run: bool = False) -
     return done
 
 
-async def _collect_runs(app: "Host", until: int, keep: int, done: Collected, *, dry_run: bool) -> None:
+async def _collect_runs(app: Process, until: int, keep: int, done: Collected, *, dry_run: bool) -> None:
     """Go through all families once."""
     gathered: list[list[RunRow]] = []
     async for family in _families(app, until, keep, done):
@@ -160,7 +156,7 @@ async def _collect_runs(app: "Host", until: int, keep: int, done: Collected, *, 
     await _delete_families(app, gathered, until, done)
 
 
-async def _end_deletions(app: "Host", done: Collected) -> None:
+async def _end_deletions(app: Process, done: Collected) -> None:
     """End what somebody began to delete and did not end."""
     for run, generation in await app.read(app.store.deletions):
         row = await app.read(app.store.run, run)
@@ -172,7 +168,7 @@ async def _end_deletions(app: "Host", done: Collected) -> None:
             await _delete(app, [verdict.row], done)
 
 
-async def _families(app: "Host", until: int, keep: int, done: Collected) -> AsyncIterator[list[RunRow]]:
+async def _families(app: Process, until: int, keep: int, done: Collected) -> AsyncIterator[list[RunRow]]:
     """Return the families that may go. Those to be kept are counted from the newest on."""
     kept: Counter[str] = Counter()
     before: tuple[int, str] | None = None if keep else (until, "")
@@ -192,7 +188,7 @@ async def _families(app: "Host", until: int, keep: int, done: Collected) -> Asyn
             yield family
 
 
-async def family_of(app: "Host", row: RunRow) -> list[RunRow]:
+async def family_of(app: Process, row: RunRow) -> list[RunRow]:
     """Return a run and all that it started, and those started, and so on: each after its parent."""
     family, seen = [row], {row.id}
     for one in family:
@@ -204,7 +200,7 @@ async def family_of(app: "Host", row: RunRow) -> list[RunRow]:
     return family
 
 
-async def _may_all_go(app: "Host", family: Sequence[RunRow], until: int) -> bool:
+async def _may_all_go(app: Process, family: Sequence[RunRow], until: int) -> bool:
     for number, row in enumerate(family):
         if number % 10 == 9:
             await asyncio.sleep(0)
@@ -267,7 +263,7 @@ def _weight(row: RunRow) -> int:
     return row.head_seq + BESIDE
 
 
-async def _delete_families(app: "Host", families: Sequence[Sequence[RunRow]], until: int, done: Collected) -> None:
+async def _delete_families(app: Process, families: Sequence[Sequence[RunRow]], until: int, done: Collected) -> None:
     """Claim families and delete them, so many runs at a time that their rows fit into one transaction.
 
     Those of which anything is not as it was when they were judged are left.
@@ -289,7 +285,7 @@ async def _delete_families(app: "Host", families: Sequence[Sequence[RunRow]], un
     await _delete(app, group, done)
 
 
-async def _delete(app: "Host", claimed: Sequence[RunRow], done: Collected) -> None:
+async def _delete(app: Process, claimed: Sequence[RunRow], done: Collected) -> None:
     """Delete claimed runs part by part, at the same time."""
     while claimed and not app.draining:
         at, limit = app.clock.now(), max(PART // len(claimed), BESIDE)
@@ -310,7 +306,7 @@ async def _delete(app: "Host", claimed: Sequence[RunRow], done: Collected) -> No
         claimed = more
 
 
-async def _forget(app: "Host", until: int, done: Collected, *, dry_run: bool) -> None:
+async def _forget(app: Process, until: int, done: Collected, *, dry_run: bool) -> None:
     """Forget keys that are done or free and have not changed since."""
     if dry_run:
         done.keys = await app.read(app.store.old_keys, until)

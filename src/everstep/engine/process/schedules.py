@@ -8,7 +8,7 @@ else is, by the pump.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from everstep.engine.code.start import Origin, new_run
 from everstep.engine.code.workflow import DECLARED
 from everstep.engine.history.clock import Alarm, microseconds, set_alarm
 from everstep.engine.history.restored import restores_in
+from everstep.engine.process.process import Process
 from everstep.errors import Damaged, StoreError
 from everstep.model import events as ev
 from everstep.model.budgets import allotment_of
@@ -26,10 +27,6 @@ from everstep.model.status import ENDED
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import Accepted, NewRun, Post
 from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
-
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
 
 log = logger("everstep.schedules")
 
@@ -88,7 +85,7 @@ def _active(row: ScheduleRow) -> list[str]:
 class Scheduler:
     """Starts the runs of ticks. Only an app that takes up whatever is free does that: the runs are nobody's."""
 
-    def __init__(self, app: "Host") -> None:
+    def __init__(self, app: Process) -> None:
         self.awaited: frozenset[str] = frozenset()
         """Runs whose end a tick waits for."""
         self._app = app

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from everstep.engine.history.verify import check_ends, refuse_unreadable
-from everstep.errors import UnknownRun
+from everstep.engine.history.verify import check_ends, refuse_unreadable, unknown_run
 from everstep.model.options import checked_timeout
 from everstep.model.status import ENDED, Status
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a host has this part, which drives the host's runs
     from everstep.engine.process.host import Host
 
 
@@ -43,8 +42,7 @@ class Watchers:
                 if run not in app.drivers:
                     row = await app.read(app.store.run, run)
                     if row is None:
-                        place = app.store.url
-                        raise UnknownRun(f"There is no run {run!r} in {place}. `everstep ls` lists the runs there.")
+                        raise unknown_run(app.store, run)
                     if row.status == "held":
                         return row.status, None
                     refuse_unreadable(row)  # nobody will ever take it up

@@ -5,21 +5,18 @@ and nothing would say so. One that has ended needs no driver. Each reader of it 
 names it.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from everstep.engine.history.damage import Diagnosis, diagnose
+from everstep.engine.process.process import Process
 from everstep.engine.run.holds import HoldReport, damaged_report
 from everstep.errors import Damaged
 from everstep.model.events import ENDS
 from everstep.model.status import STATUSES
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import Claim, Claimed
-
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
 
 log = logger("everstep.run")
 
@@ -28,7 +25,7 @@ AGAIN_SECONDS: Final = 60.0
 PAGE: Final = 100
 
 
-async def hold_runs_without_status(app: "Host") -> None:
+async def hold_runs_without_status(app: Process) -> None:
     """Hold the runs that have no status, unless they are driven."""
     for run in await app.read(app.store.runs_without_status, PAGE):
         if run in app.drivers or run in app.untakeable:
@@ -41,7 +38,7 @@ async def hold_runs_without_status(app: "Host") -> None:
                 app.cannot_take_up(run)
 
 
-async def _hold(app: "Host", run: str) -> None:
+async def _hold(app: Process, run: str) -> None:
     row = await app.read(app.store.run, run)
     if row is None or row.status in STATUSES:
         return
@@ -55,7 +52,7 @@ async def _hold(app: "Host", run: str) -> None:
     if not isinstance(verdict, Claimed):
         log.error("Run %s has no status, and cannot be held: another process has it, or has changed it.", run)
         return
-    await app.hold_claimed(verdict.row, _report(row.status, found))
+    await app.holding.hold_claimed(verdict.row, _report(row.status, found))
 
 
 def _report(status: str, found: Diagnosis) -> HoldReport:

@@ -4,22 +4,19 @@ Only an attempt's own end, or the kernel, proves that it cannot act any more. Th
 any other app of the process, asks here whether the body of a step, or anything that it started, still runs.
 """
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from everstep.effects.descent import begun_and_not_ended
-from everstep.engine.run.doubt_report import process_of
+from everstep.engine.run.threads import Threads
 from everstep.model.untrusted import logger
 from everstep.stores.processes import HOST_CHARACTERS_MAX, is_of_this_process, worker_has_ended
 from everstep.stores.protocol import Store
 from everstep.stores.rows.workers import GoneRow
-
-if TYPE_CHECKING:
-    from everstep.engine.run.host import RunHost
-
 
 log = logger("everstep.app")
 
@@ -33,8 +30,13 @@ _apps: Final[WeakValueDictionary[str, "Acting"]] = WeakValueDictionary()
 class Acting:
     """What one app has begun, and may still do."""
 
-    def __init__(self, app: "RunHost") -> None:
-        self._app = app
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, threads: Threads, bodies: Callable[[], Iterable[tuple[str, int]]]
+    ) -> None:
+        self._loop = loop
+        self._threads = threads
+        self._bodies = bodies
+        """Gives the run and the call of each body that runs."""
         self._names: set[str] = set()
 
     def enter(self, worker: str) -> None:
@@ -58,18 +60,15 @@ class Acting:
 
     def _all(self) -> Iterator[tuple[str, int, str]]:
         yield from self._beside()
-        for driver in list(self._app.drivers.values()):
-            if not driver.stopped:
-                for call in list(driver.attempts.bodies.running):
-                    yield driver.run, call, "its body"
+        for run, call in self._bodies():
+            yield run, call, "its body"
 
     def _beside(self) -> Iterator[tuple[str, int, str]]:
         """Yield what acts without being waited for as the body itself is."""
-        app = self._app
-        for one in app.threads.acting():
+        for one in self._threads.acting():
             if one.call > 0:
                 yield one.run, one.call, "its body on a thread"
-        for begun_in, what in begun_and_not_ended(app.loop):
+        for begun_in, what in begun_and_not_ended(self._loop):
             if begun_in.worker in self._names and begun_in.call > 0:
                 yield begun_in.run, begun_in.call, what
 
@@ -133,6 +132,12 @@ def whereabouts(store: "Store", workers: Collection[str]) -> dict[str, Whereabou
 def has_ended(store: "Store", worker: str) -> bool:
     """Tell whether a worker of another process provably cannot act any more, or was declared gone."""
     return worker_has_ended(worker) or store.has_ended(worker)
+
+
+def process_of(worker: str) -> dict[str, Any]:
+    """Return the process and the machine that a worker's id names."""
+    parts = worker.rsplit("-", 3)
+    return {"pid": int(parts[1]), "host": parts[0]} if len(parts) == 4 and parts[1].isdigit() else {}
 
 
 def is_on_host(worker: str, host: str) -> bool:

@@ -19,8 +19,7 @@ from everstep.engine.code.commands import StepCall
 from everstep.engine.code.step_state import DOUBT, EARLIER, FALLBACK, KEY, NEVER, ROOM, SLOT, StepState
 from everstep.engine.code.stops import pass_on, stop_in
 from everstep.engine.history.clock import microseconds
-from everstep.engine.run.atomic import start_atomic
-from everstep.engine.run.bodies import Attempt, Bodies
+from everstep.engine.run.bodies import Attempt, Bodies, start_atomic
 from everstep.engine.run.budget import Spending
 from everstep.engine.run.compensation import note_compensated
 from everstep.engine.run.doubts import Doubts
@@ -33,7 +32,7 @@ from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again
 from everstep.model.crash_points import crash_point
 from everstep.model.untrusted import Stopped, described, is_a, logger
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
 
 

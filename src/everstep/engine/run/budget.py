@@ -34,7 +34,7 @@ from everstep.model.budgets import (
 from everstep.model.crash_points import crash_point
 from everstep.model.untrusted import logger, raise_if_no_answer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     import asyncio
 
     from everstep.engine.run.bodies import Attempt

@@ -1,13 +1,17 @@
 """The child runs of one run in memory: started with their event, taken up again, asked to stop."""
 
+import random
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from everstep.engine.code.commands import ChildCall
+from everstep.engine.code.execution import Execution
 from everstep.engine.code.start import Origin, new_run
+from everstep.engine.history.clock import Clock
+from everstep.engine.history.journal import Journal
 from everstep.engine.history.verify import Recorded, check_ends, is_outcome_of, load_now
 from everstep.errors import Damaged, UnknownRun
 from everstep.model import events as ev
@@ -18,10 +22,6 @@ from everstep.model.events import ENDS
 from everstep.model.status import ENDED
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import Delivery, NewRun, Post, Store
-
-if TYPE_CHECKING:
-    from everstep.engine.run.driver import Driver
-
 
 log = logger("everstep.run")
 
@@ -120,18 +120,42 @@ def outlives_not(on_parent_end: str, *, is_cancelled: bool) -> bool:
     return on_parent_end == "cancel" or (on_parent_end == "wait" and is_cancelled)
 
 
+class ChildHost(Protocol):
+    """What the children of a run need of the process that their parent runs in."""
+
+    store: Store
+    clock: Clock
+    randomness: random.Random
+    life: str
+
+    def adopt(self, run: str) -> None:
+        """Drive a child run that has just become durable."""
+
+    def wake(self, run: str) -> None:
+        """Something is in a run's inbox."""
+
+
 class Children:
     """What the driver does about the children of its run."""
 
-    def __init__(self, driver: "Driver") -> None:
-        self._driver = driver
+    def __init__(
+        self,
+        app: ChildHost,
+        run: str,
+        execution: Execution,
+        journal: Journal,
+        when_durable: Callable[[int, Callable[[], None]], None],
+    ) -> None:
+        self._app = app
+        self._run = run
+        self._execution = execution
+        self._journal = journal
+        self._when_durable = when_durable
         self._told_to_stop: set[str] = set()
 
     def start(self, call: ChildCall, allotted: Allotment | None = None) -> None:
         """Start a child, in the transaction of the event that is recorded next, with its part of the run's budget."""
-        self._driver.journal.attachments().starts.append(
-            self._new_run(call, allotted or allotment_of(call.target.budget))
-        )
+        self._journal.attachments().starts.append(self._new_run(call, allotted or allotment_of(call.target.budget)))
 
     def take_up(self, calls: Iterable[ChildCall], *, tell_again: bool) -> None:
         """Drive children again whose driver may have died with this run's last one.
@@ -141,17 +165,17 @@ class Children:
         for call in calls:
             if tell_again:
                 self.start(call)
-            self._driver.app.adopt(call.run)
+            self._app.adopt(call.run)
 
     def _new_run(self, call: ChildCall, budget: Allotment | None) -> NewRun:
-        app, execution = self._driver.app, self._driver.execution
+        app, execution = self._app, self._execution
         return new_run(
             call.target,
             call.run,
             call.arguments,
             at=app.clock.now(),
             randomness=app.randomness,
-            parent=self._driver.run,
+            parent=self._run,
             call=call.call,
             origin=Origin(
                 app.store.chain.writing,
@@ -168,16 +192,15 @@ class Children:
         if child in self._told_to_stop:
             return
         self._told_to_stop.add(child)
-        driver = self._driver
-        request = ev.CancelRequested(reason=f"its parent {driver.run} no longer waits for it", by=driver.run)
-        driver.journal.attachments().posts.append(
-            Post(child, "cancel", value=ev.encode_body(request), at=driver.app.clock.now())
-        )
-        driver.writer.when_durable(driver.journal.seq + 1, lambda: driver.app.wake(child))
+        app = self._app
+        request = ev.CancelRequested(reason=f"its parent {self._run} no longer waits for it", by=self._run)
+        post = Post(child, "cancel", value=ev.encode_body(request), at=app.clock.now())
+        self._journal.attachments().posts.append(post)
+        self._when_durable(self._journal.seq + 1, lambda: app.wake(child))
 
     def cancel_those_that_end_with_it(self) -> None:
         """Ask the children to stop that should not outlive the run."""
-        execution = self._driver.execution
+        execution = self._execution
         is_cancelled = execution.cancel is not None or execution.rollback is not None
         for child in execution.children.values():
             if outlives_not(child.target.on_parent_end, is_cancelled=is_cancelled):

@@ -23,7 +23,7 @@ from everstep.model.carried import CarriedStep
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
 
 

@@ -8,9 +8,13 @@ cannot be asked; its marker is its probe, and what may still act cannot commit a
 
 import asyncio
 import functools
+from collections.abc import Iterable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
+from everstep.codec import error_facts
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
@@ -18,22 +22,25 @@ from everstep.engine.code.commands import StepCall
 from everstep.engine.code.step_state import DOUBT, EARLIER, StepState
 from everstep.engine.code.stops import pass_on
 from everstep.engine.history.clock import Alarm, microseconds, set_alarm
-from everstep.engine.run.acting import where_in_process, whereabouts
+from everstep.engine.run.acting import process_of, where_in_process, whereabouts
 from everstep.engine.run.bodies import Attempt
-from everstep.engine.run.doubt_report import account_of, process_of
 from everstep.engine.run.holds import in_doubt_report
 from everstep.errors import NotDone, NotEncodable, StoreError
 from everstep.model import events as ev
+from everstep.model.contracts import UNSEEN
 from everstep.model.crash_points import crash_point
-from everstep.model.secrets import HIDDEN
+from everstep.model.events import EventRow, decode_body
+from everstep.model.secrets import HIDDEN, shown_error
 from everstep.model.untrusted import attribute, described, is_a, name_of, text_of, type_name
+from everstep.stores.brief import Busy, briefly
 from everstep.stores.processes import is_of_this_process
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.attempts import StepAttempts
     from everstep.engine.run.driver import Driver
 
 
+ERROR_CHARACTERS_MAX: Final = 300
 FIRST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 60.0
 """A probe that does not know is asked again after 1, 2, 4 … 60 seconds."""
@@ -388,3 +395,53 @@ class Doubts:
 def _pause(count: int) -> float:
     """Return the seconds to wait after so many questions, or attempts, that led nowhere."""
     return min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(count - 1, 20))
+
+
+def account_of(driver: "Driver", call: int) -> dict[str, Any]:
+    """Return what is known about the last attempt at a step. Less, if the store cannot be read just now.
+
+    With a crash: its process gave its last sign of life at `last_sign_at`, and was found to be gone at `doubted_at`.
+    """
+    try:
+        stored = briefly(driver.app.store.events, driver.run, driver.journal.generation)
+    except (Busy, StoreError):
+        stored = []
+    last = stored[-1].seq if stored else 0
+    told = told_by([*stored, *(event for event in driver.journal.unsaved if event.seq > last)], call)
+    known = driver.attempts.of(call)
+    if not stored and known is not None and known.by:
+        return {"worker": known.by, **process_of(known.by), **told}
+    return told
+
+
+def told_by(events: Iterable[EventRow], call: int) -> dict[str, Any]:
+    """Return what events say about the last attempt at a step."""
+    account: dict[str, Any] = {}
+    last_at = started = 0
+    for event in events:
+        if event.kind in ("step_started", "step_doubted"):
+            body = decode_body(event.kind, event.body)
+            if body.call == call and event.kind == "step_started":
+                account = {"worker": body.by, **process_of(body.by), "began_at": event.at}
+                started = event.seq
+            elif body.call == call:
+                if body.because in UNSEEN and event.seq == started + 1:
+                    account = {"worker": ""}  # it was asked about first, and nobody here has begun it
+                account |= {"because": body.because, "doubted_at": event.at}
+                if body.because == "crash":
+                    account["last_sign_at"] = last_at
+                elif error := _error_text(body):
+                    account["error"] = error
+        last_at = event.at
+    return account
+
+
+def _error_text(body: Any) -> str:
+    if body.ref or not bytes(body.error):
+        return ""
+    try:
+        facts = shown_error(error_facts(bytes(body.error)), secret=body.secret)
+    except msgspec.MsgspecError:
+        return ""
+    text = f"{facts.get('type', '')}: {facts.get('message', '')}".strip(": ")
+    return text if len(text) <= ERROR_CHARACTERS_MAX else f"{text[: ERROR_CHARACTERS_MAX - 1]}…"

@@ -8,7 +8,7 @@ import asyncio
 import functools
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -29,15 +29,13 @@ from everstep.effects.witnesses import (
 from everstep.engine.code.execution import Execution
 from everstep.engine.code.stops import contained_in
 from everstep.engine.code.witnesses import note_judgement
+from everstep.engine.run.driver import Driver
 from everstep.engine.run.holds import HoldReport
 from everstep.engine.run.host import RunHost
 from everstep.errors import Drift
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.untrusted import described, is_refusal, text_of, type_name
-
-if TYPE_CHECKING:
-    from everstep.engine.run.driver import Driver
 
 
 class Drifted(msgspec.Struct):
@@ -203,7 +201,7 @@ def drift_report(drifted: list[Drifted]) -> HoldReport:
 DECISIONS: Final = ("hold", "fail", "ignore", "accept")
 
 
-async def compare_outside(driver: "Driver") -> None:
+async def compare_outside(driver: Driver) -> None:
     """Compare the outside with what the run remembers of it; what differs puts the run on hold, or fails it.
 
     Nothing else has been done yet. A run that fails settles first what is in doubt, and undoes what it did.
@@ -221,7 +219,7 @@ async def compare_outside(driver: "Driver") -> None:
         driver.put_on_hold(drift_report(drifted))
 
 
-async def _judge(driver: "Driver", drifted: "Drifted", judge: "Judge") -> None:
+async def _judge(driver: Driver, drifted: "Drifted", judge: "Judge") -> None:
     """Let a function decide about one fact, and write down what it says."""
     decision, why = "hold", ""
     if drifted.payload:
@@ -244,7 +242,7 @@ async def _judge(driver: "Driver", drifted: "Drifted", judge: "Judge") -> None:
     note_judgement(driver.execution, body)
 
 
-async def _asked(driver: "Driver", judge: "Judge", remembered: Any, now: Any) -> Any:
+async def _asked(driver: Driver, judge: "Judge", remembered: Any, now: Any) -> Any:
     """Call the function as the body of a step is called: on the loop, or on a thread."""
     app, execution = driver.app, driver.execution
     context = app.context.copy()

@@ -56,7 +56,7 @@ async def drive(host: RunHost, claimed: Claimed) -> None:
         return
     crash_point("run.claimed")
     if is_delayed(row, host.clock.now()):
-        await host.look_at_delayed(row)
+        await host.holding.look_at_delayed(row)
         return
     try:
         inbox = read.inbox if read is not None else await host.read(host.store.inbox, row.id)
@@ -159,7 +159,7 @@ def drive_new(host: RunHost, row: RunRow, workflow: Workflow, started: Recorded)
             host.set_aside(row, error)
         return
     if isinstance(driver, HoldReport):
-        host.hold_new(row.id, driver)
+        host.holding.hold_new(row.id, driver)
     else:
         go_on(host, driver, is_new=True)
 

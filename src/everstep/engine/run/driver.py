@@ -34,10 +34,9 @@ from everstep.engine.run.attempts import StepAttempts
 from everstep.engine.run.budget import Budgets
 from everstep.engine.run.children import Children
 from everstep.engine.run.compensation import begin_compensation, force_end, note_undoing, with_undoing
-from everstep.engine.run.deadlines import Deadlines
 from everstep.engine.run.holds import HoldReport, stuck_report
 from everstep.engine.run.host import RunHost
-from everstep.engine.run.inbox import Inbox, Told, told_of
+from everstep.engine.run.inbox import Deadlines, Inbox, Told, told_of
 from everstep.engine.run.perform import perform, record_continued, record_patches, report_damage
 from everstep.engine.run.writer import STATUS_OF_END, RunWriter
 from everstep.errors import NotDecodable, StoreError
@@ -162,7 +161,7 @@ class Driver:
     def children(self) -> "Children":
         """What looks after child runs: most runs have none."""
         if self._children is None:
-            self._children = Children(self)
+            self._children = Children(self.app, self.run, self.execution, self.journal, self.writer.when_durable)
         return self._children
 
     @property

@@ -1,26 +1,25 @@
 """What a driver sees of the app that it belongs to."""
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from everstep.codec import Codec
 from everstep.engine.code.commands import StepCall
-from everstep.engine.history.clock import Clock
 from everstep.engine.run.acting import Acting
-from everstep.engine.run.children import RecentEnds
+from everstep.engine.run.children import ChildHost, RecentEnds
+from everstep.engine.run.holds import HoldReport
 from everstep.engine.run.threads import Threads
 from everstep.errors import StoreError
-from everstep.stores.protocol import HoldRow, RunRow, Store
+from everstep.model.status import Status
+from everstep.stores.protocol import HoldRow, RunRow
 from everstep.stores.rows.keys import KeyChanges
 from everstep.stores.rows.notifications import NotificationRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver knows its host, and the host its drivers
     from everstep.engine.run.bodies import BodyTasks
     from everstep.engine.run.driver import Driver
-    from everstep.engine.run.holds import HoldReport
     from everstep.engine.run.writer import RunWriter
 
 
@@ -77,6 +76,22 @@ class Resting(Protocol):
         """Keep a run that waits now."""
 
 
+class Holding(Protocol):
+    """What holds and ends runs without their code."""
+
+    async def look_at_delayed(self, row: RunRow) -> None:
+        """Do what has arrived for a claimed run that does not begin yet."""
+
+    def hold_new(self, run: str, report: HoldReport) -> None:
+        """Hold a run that was started just now."""
+
+    async def hold_claimed(self, row: RunRow, report: HoldReport) -> None:
+        """Hold a claimed run."""
+
+    def hold_unstorable(self, driver: "Driver", error: BaseException) -> None:
+        """The store refuses the newest events of this run."""
+
+
 class Notifies(Protocol):
     """What tells of holds."""
 
@@ -87,16 +102,17 @@ class Notifies(Protocol):
 class Watched(Protocol):
     """The waiters for ends of runs."""
 
+    def tell(self, run: str, status: Status, outcome: bytes | None) -> None:
+        """A run has ended or is held."""
+
     def look_again(self, run: str) -> None:
         """Let the waiters of a run look at its row again."""
 
 
-class RunHost(Protocol):
+class RunHost(ChildHost, Protocol):
     """What a driver needs of the process that it runs in."""
 
-    store: "Store"
     codec: "Codec"
-    clock: "Clock"
     now: Callable[[], int]
     """The clock's: a driver asks it for each event."""
     loop: asyncio.AbstractEventLoop
@@ -105,9 +121,7 @@ class RunHost(Protocol):
     threads: "Threads"
     acting: "Acting"
     body_tasks: "BodyTasks"
-    randomness: random.Random
     worker: str
-    life: str
     drivers: dict[str, "Driver"]
     draining: bool
     gone_after: float | None
@@ -128,6 +142,10 @@ class RunHost(Protocol):
     @property
     def resting(self) -> Resting:
         """The waiting runs that stay in memory for a while."""
+
+    @property
+    def holding(self) -> Holding:
+        """What holds and ends runs without their code."""
 
     @property
     def stumbling(self) -> Stumbling:
@@ -151,14 +169,8 @@ class RunHost(Protocol):
     async def leave_alone(self, row: RunRow) -> None:
         """Give a run back that this process cannot read, and do not claim it again."""
 
-    async def look_at_delayed(self, row: RunRow) -> None:
-        """Do what has arrived for a claimed run that does not begin yet."""
-
-    async def hold_or_leave(self, row: RunRow, report: "HoldReport") -> None:
+    async def hold_or_leave(self, row: RunRow, report: HoldReport) -> None:
         """Hold a claimed run, unless another worker may find nothing wrong with it."""
-
-    def hold_new(self, run: str, report: "HoldReport") -> None:
-        """Hold a run that was started just now."""
 
     def set_aside(self, row: RunRow, error: BaseException) -> None:
         """The code of a claimed run was stopped before its first rest, or in a replay. Anything else is raised."""
@@ -181,12 +193,6 @@ class RunHost(Protocol):
     def note_gone(self, worker: str) -> None:
         """Keep that a worker counts as gone, because `gone_after` is over."""
 
-    def adopt(self, run: str) -> None:
-        """Drive a child run that has just become durable."""
-
-    def wake(self, run: str) -> None:
-        """Something is in a run's inbox."""
-
     def take_again(self, driver: "Driver") -> None:
         """The run leaves memory, and comes back from its history."""
 
@@ -206,9 +212,6 @@ class RunHost(Protocol):
         *args: Any,
     ) -> None:
         """Ask the store, and call back with the answer: now, or when it has come."""
-
-    def hold_unstorable(self, driver: "Driver", error: BaseException) -> None:
-        """The store refuses the newest events of this run."""
 
     def let_go(self, driver: "Driver", error: BaseException | None = None) -> None:
         """The run has ended, is held, or is not ours any more."""

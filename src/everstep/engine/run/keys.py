@@ -33,7 +33,7 @@ from everstep.stores.rows.keys import (
     owner_of,
 )
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.attempts import StepAttempts
     from everstep.engine.run.driver import Driver
 

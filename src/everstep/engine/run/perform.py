@@ -22,7 +22,7 @@ from everstep.stores.protocol import CheckpointRow
 from everstep.stores.rows.answers_and_streams import AnswerRow
 from everstep.stores.rows.archive import CHECKPOINT_COLUMNS, ArchiveRow, archive_bytes
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
 
 

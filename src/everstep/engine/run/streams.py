@@ -19,7 +19,7 @@ from everstep.model.untrusted import logger
 from everstep.stores.protocol import Store
 from everstep.stores.rows.answers_and_streams import EntryRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.bodies import Attempt
     from everstep.engine.run.driver import Driver
 

@@ -12,7 +12,7 @@ from everstep.model.status import ENDED, Status, may_become
 from everstep.model.untrusted import is_refusal, logger
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, RowChange, Verdict
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
 
 
@@ -163,7 +163,7 @@ class RunWriter:
         elif isinstance(verdict, Failed) and (
             isinstance(verdict.error, Damaged) or not isinstance(verdict.error, StoreError)
         ):
-            driver.app.hold_unstorable(driver, verdict.error)
+            driver.app.holding.hold_unstorable(driver, verdict.error)
         elif isinstance(verdict, Failed):
             self.fail(verdict.error)
         else:

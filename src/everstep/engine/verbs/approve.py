@@ -11,7 +11,7 @@ import msgspec
 
 from everstep.codec import ANY, meaning_digest, plain_type
 from everstep.engine.code.approvals import arguments_payload, is_about
-from everstep.engine.code.signals import fitting
+from everstep.engine.code.commands import fitting
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, load_now, refuse_no_status
 from everstep.engine.process.host import Host

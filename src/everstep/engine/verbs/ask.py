@@ -11,12 +11,19 @@ from typing import Any
 import msgspec
 
 from everstep.codec import ANY, is_same, types_of
-from everstep.engine.code.signals import decode_signal
+from everstep.engine.code.commands import decode_signal
 from everstep.engine.history.journal import restore_payload
-from everstep.engine.history.verify import check_ends, event_at, load_now, refuse_no_status, refuse_unreadable
+from everstep.engine.history.verify import (
+    check_ends,
+    event_at,
+    load_now,
+    refuse_no_status,
+    refuse_unreadable,
+    unknown_run,
+)
 from everstep.engine.process.host import Host
 from everstep.engine.verbs.runs import held_error
-from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded, UnknownRun
+from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
@@ -58,7 +65,7 @@ async def posted(app: Host, post: Post) -> Posted:
     verdict = await app.committer.submit(post)
     if isinstance(verdict, NotPosted):
         if verdict.status is None:
-            raise _unknown(app, post.run)
+            raise unknown_run(app.store, post.run)
         refuse_no_status(post.run, verdict.status)
         raise _ended(post, verdict.status, "it had ended before")
     assert isinstance(verdict, Posted)
@@ -79,7 +86,7 @@ async def _answer(app: Host, post: Post, number: int, *, asked_before: bool) -> 
         with app.watchers.watching(post.run) as news:
             row = await app.read(app.store.run, post.run)  # before the answer: one that is there when it ends is found
             if row is None:
-                raise _unknown(app, post.run)
+                raise unknown_run(app.store, post.run)
             refuse_unreadable(row)
             answered = await app.read(find_answer, app, row, post.id, number, thorough or row.status in ENDED)
             thorough = False
@@ -168,10 +175,6 @@ def _failure(app: Host, row: RunRow) -> BaseException | None:
         return None
     check_ends(app.store, row)
     return app.codec.decode_error(row.outcome)
-
-
-def _unknown(app: Host, run: str) -> UnknownRun:
-    return UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
 
 
 def _ended(post: Post, status: str, why: str) -> RunEnded:

@@ -69,7 +69,7 @@ async def _refuse_living(app: Host, kind: GoneKind, name: str) -> None:
                 f"{process} is not gone: its lease lasts {seconds:.0f} s more. Stop it, and say so again when that is "
                 "over. Nothing was noted."
             )
-        if is_of_this_machine(row.id) and not worker_has_ended(row.id):
+        if is_of_this_machine(row.id) and not await app.read(worker_has_ended, row.id):
             raise WorkerAlive(f"{process} exists on this machine, stopped perhaps. Kill it. Nothing was noted.")
 
 

@@ -19,6 +19,7 @@ from everstep.engine.history.verify import (
     public_events,
     published_by,
     refuse_deleted,
+    unknown_run,
 )
 from everstep.engine.process.host import Host
 from everstep.engine.process.leases import wait_for_lapse
@@ -69,9 +70,7 @@ async def repair(app: Host, run: str, *, note: str, by: str, dry_run: bool = Fal
     """Put a damaged run right, and say what can no longer be seen. A sound one is left alone."""
     row = await app.read(app.store.run, checked_run_id(run))
     if row is None:
-        from everstep.engine.verbs.runs import unknown_run
-
-        raise unknown_run(app, run)
+        raise unknown_run(app.store, run)
     await app.read(refuse_deleted, app.store, row)
     found = await app.read(diagnose, app.store, row)
     note_lost_tail(found, damaged_hold(await app.read(app.store.holds, run=run)))

@@ -28,6 +28,7 @@ from everstep.engine.history.verify import (
     refuse_no_status,
     refuse_unreadable,
     refuse_without_key,
+    unknown_run,
 )
 from everstep.engine.process.host import Host
 from everstep.engine.process.leases import wait_for_lapse
@@ -43,7 +44,7 @@ from everstep.engine.run.units import (
     standing_after,
 )
 from everstep.engine.verbs.repair import repair
-from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive, RunEnded, RunHeld, UnknownRun
+from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive, RunEnded, RunHeld
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import derived_key
@@ -65,11 +66,6 @@ from everstep.stores.protocol import (
     Verdict,
 )
 from everstep.stores.rows.keys import KeyChanges
-
-
-def unknown_run(app: Host, run: str) -> UnknownRun:
-    """Say that there is no such run, and where."""
-    return UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
 
 
 async def signal(app: Host, run: str, name: str, value: Any, id: str | None) -> bool:
@@ -99,7 +95,7 @@ def told_of_post(app: Host, post: Post, verdict: Verdict, verb: str) -> bool:
         raise verdict.error
     if isinstance(verdict, NotPosted):
         if verdict.status is None:
-            raise unknown_run(app, post.run)
+            raise unknown_run(app.store, post.run)
         refuse_no_status(post.run, verdict.status)
         why = f"The run {post.run} has ended ({verdict.status}), so it cannot be {verb}."
         raise RunEnded(why + _what_became_of(app, post, verdict.status), verdict.status)
@@ -151,7 +147,7 @@ async def _end_here(app: Host, row: RunRow, reason: str, by: str) -> bool:
         if await app.read(_is_unsettled, app, claimed):
             await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
             return False  # whoever takes the run up settles that before it ends
-        return await app.end_claimed(claimed, ev.CancelRequested(reason=reason, by=by, now=True))
+        return await app.holding.end_claimed(claimed, ev.CancelRequested(reason=reason, by=by, now=True))
 
 
 def _is_unsettled(app: Host, row: RunRow) -> bool:
@@ -386,7 +382,7 @@ def existing_row(app: Host, run: str) -> RunRow:
     """Return a run's row, or say that there is none."""
     row = app.store.run(checked_run_id(run))
     if row is None:
-        raise unknown_run(app, run)
+        raise unknown_run(app.store, run)
     refuse_deleted(app.store, row)
     return row
 

@@ -147,7 +147,7 @@ async def existing_run(app: Host, row: RunRow, workflow: Workflow, arguments: Ar
 async def go_on_with(app: Host, row: RunRow) -> None:
     """Drive an unfinished run here, if nobody else does; a held one only if the code is right again."""
     if row.status == "held":
-        await app.retry_diverged(row.id)
+        await app.holding.retry_diverged(row.id)
         return
     app.want(row.id)
     await app.read(app.store.bury_dead, app.clock.now())

@@ -7,9 +7,9 @@ import msgspec
 
 from everstep.engine.history.journal import unpacked
 from everstep.engine.history.streams import HISTORY_POSITIONS, Reader
-from everstep.engine.history.verify import refuse_deleted, refuse_unreadable
+from everstep.engine.history.verify import refuse_deleted, refuse_unreadable, unknown_run
 from everstep.engine.process.host import Host
-from everstep.errors import Damaged, Misuse, SecretsLeftOut, UnknownRun
+from everstep.errors import Damaged, Misuse, SecretsLeftOut
 from everstep.model import events as ev
 from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.secrets import HIDDEN
@@ -126,7 +126,7 @@ def _entry(app: Host, row: EntryRow) -> Entry:
 def _row(app: Host, run: str) -> RunRow:
     row = app.store.run(checked_run_id(run))
     if row is None:
-        raise UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
+        raise unknown_run(app.store, run)
     refuse_deleted(app.store, row)
     refuse_unreadable(row)  # it has no end that would be seen
     return row

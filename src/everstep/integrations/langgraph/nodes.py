@@ -17,9 +17,9 @@ from langchain_core.runnables.config import run_in_executor, var_child_runnable_
 from langgraph.errors import GraphBubbleUp
 
 from everstep.adapters import INLINE, call_outside_with, digest_of
+from everstep.integrations.langgraph.branches import Standing
 
-if TYPE_CHECKING:
-    from everstep.integrations.langgraph.branches import Standing
+if TYPE_CHECKING:  # a real cycle: the saver is handed to the nodes whose calls it records
     from everstep.integrations.langgraph.saver import EverstepSaver
 
 CHECKPOINTER: Final = "__pregel_checkpointer"
@@ -114,7 +114,7 @@ def call_in_node(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     assert saver is not None
     needs = getattr(step, "needs_approval", None)
     if needs is not None and needs(args, kwargs):
-        from everstep.integrations.langgraph.tools import approve  # which needs this module
+        from everstep.integrations.langgraph.tools import approve  # a real cycle: a tool is called in a node
 
         number = CALLS.number(configurable, f"approval of {step.name}")
         ask = partial(approve, step, args, kwargs, saver, config, f"approval {step.name} {number}")

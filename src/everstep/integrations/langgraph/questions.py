@@ -18,7 +18,7 @@ from pydantic import BaseModel
 import everstep
 from everstep.integrations.langgraph.nodes import SCRATCHPAD, TASK, graph_of, recorded, run_at
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: the saver lets a node's questions be asked again
     from everstep.integrations.langgraph.saver import EverstepSaver
 
 SEND: Final = "__pregel_send"

@@ -50,13 +50,15 @@ class Writer:
         """Do a batch. See `Store.commit`."""
         if not operations:
             return []
+        if not patient and self._identity.is_left_to_a_thread():
+            raise Busy
         if not self._lock.acquire(blocking=patient):
             raise Busy
         try:
             done, verdicts = self._attempt(operations, patient)
             if not done:
                 verdicts = self._commit_singly(operations)
-            if (trouble := self._identity.look()) is not None:
+            if (trouble := self._identity.look(patient=patient)) is not None:
                 self._failure = trouble
                 raise trouble
             return verdicts

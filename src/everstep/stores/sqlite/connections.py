@@ -20,7 +20,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnusable,
 )
-from everstep.stores.brief import at_once, waits_until
+from everstep.stores.brief import waits_until
 
 Durability = Literal["power", "process"]
 
@@ -172,14 +172,25 @@ class Identity:
         self._clock = clock
         found = {name: _identity(name) for name in (path, f"{path}-wal", f"{path}-shm")}
         self._files = {name: there for name, there in found.items() if there}  # a VFS may have others
-        self._next_look = 0.0
+        self._next_look = clock() + LOOK_SECONDS
+        self._is_left = False
+        """Whether a thread was asked to look."""
 
-    def look(self, *, now: bool = False) -> StoreMoved | None:
-        """Return what is wrong, if it is: looked at once a second at most, unless it must be known `now`."""
+    def is_left_to_a_thread(self) -> bool:
+        """Tell whether it is time to look, and a thread that may wait should: said once, for there may be no thread."""
+        is_left, self._is_left = self._is_left, self._clock() >= self._next_look
+        return self._is_left and not is_left
+
+    def look(self, *, now: bool = False, patient: bool = True) -> StoreMoved | None:
+        """Return what is wrong, if it is: looked at once a second at most, unless it must be known `now`.
+
+        A caller that is not `patient` must not wait for files: it looks only if no thread has done so for it.
+        """
         at = self._clock()
-        if at < self._next_look and not now:
+        if not now and (at < self._next_look or not (patient or self._is_left)):
             return None
         self._next_look = at + LOOK_SECONDS
+        self._is_left = False
         for name, there in self._files.items():
             found = _identity(name)
             if found is not None and found != there:
@@ -187,7 +198,6 @@ class Identity:
         return None
 
 
-@at_once
 def _identity(path: str) -> tuple[int, ...] | None:
     """Return which file a path leads to; empty if to none, None if that cannot be known."""
     try:

@@ -31,7 +31,7 @@ from typing import Final
 
 from everstep.errors import StoreUnusable
 from everstep.model.own_files import NO_LINK, planted
-from everstep.stores.brief import at_once
+from everstep.stores.brief import refuse_when_brief
 
 _HAS_FCNTL: Final[bool] = os.name == "posix"
 if _HAS_FCNTL:
@@ -82,9 +82,9 @@ class LiveLocks:
         self.path = path
         self._probe = -1
 
-    @at_once
     def take(self, place: int) -> LiveLock | None:
         """Take the lock on a place, or return None if it is held."""
+        refuse_when_brief()
         if not _HAS_OFD:
             descriptor, _ = self._shared()
             return LiveLock(self, place, -1, _identity(descriptor)) if self._take_in_process(place) else None
@@ -101,14 +101,14 @@ class LiveLocks:
                 raise
             os.close(descriptor)  # the file was deleted or replaced meanwhile
 
-    @at_once
     def identity(self) -> str:
         """Return the identity of the file that is at the path now."""
+        refuse_when_brief()
         return _identity(self._looking()) if _HAS_OFD else _identity(self._shared()[0])
 
-    @at_once
     def is_held(self, place: int) -> bool:
         """Tell whether any process, this one included, holds the lock on a place."""
+        refuse_when_brief()
         if not _HAS_OFD:
             return self._is_held_by_process(place)
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
