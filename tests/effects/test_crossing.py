@@ -357,7 +357,7 @@ def test_the_checker_finds_a_retry_that_forgets_a_payment(tmp_path: Any) -> None
     async def careless() -> None:
         async with everstep.open(url) as app:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(runs, "crossed_by", lambda *args: [])
+                patch.setattr(runs, "effects_since", lambda *args: [])
                 await app.retry("r")
             await app.get("r").result(timeout=60)
 

@@ -18,11 +18,11 @@ from everstep.engine.code.guard import Silence
 from everstep.engine.code.loop import SpinningWorkflow
 from everstep.engine.code.step_state import DOUBT, FALLBACK, KEY, ROOM, SLOT, StepState
 from everstep.engine.code.witnesses import note_judgement
+from everstep.engine.history.calls import Calls
 from everstep.engine.history.describe import (
     COMMANDS,
     FIRST,
     asks_for_something,
-    finished_calls,
     recorded_text,
     stands_for,
 )
@@ -431,7 +431,7 @@ class Replay:
             whole = msgspec.Raw(self.execution.lookup(event.body.ref))
             what, acceptable = command.compare(msgspec.structs.replace(event.body, value=whole, ref=""))
         is_begun = acceptable and isinstance(command, StepCall | ChildCall)
-        if is_begun and event.body.call not in finished_calls(self.history, self._void):
+        if is_begun and event.body.call not in Calls(self.history).finished():
             self._add(event, what, recorded_text(event), command, unfinished=event.step)
         elif what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
             self._add(event, what, recorded_text(event), command, acceptable=acceptable)

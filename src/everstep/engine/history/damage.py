@@ -5,15 +5,14 @@ from typing import Any
 
 import msgspec
 
+from everstep.engine.history.calls import Calls
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, load_verified, refs_of, verified, verify_payloads
 from everstep.errors import Damaged
-from everstep.model.carried import Carried, undoing_entropy
+from everstep.model.carried import undoing_entropy
 from everstep.model.chains import ChainKeys
-from everstep.model.contracts import may_run_again
 from everstep.model.digests import step_key
 from everstep.model.events import EventRow, decode_body
-from everstep.model.forked import switches
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -117,7 +116,7 @@ def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
 
     None of it can be relied upon: it is for a person, who looks outside for what is named here.
     """
-    entropy, carried = _entropy(found.good), _carried(found.good)
+    entropy = Calls(found.good).entropy_at(found.last_good)
     steps: list[UnseenStep] = []
     workers: set[str] = set()
     unreadable = 0
@@ -128,42 +127,24 @@ def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
             unreadable += 1
             continue
         if event.kind == "step_started" and body.effect != "read":
-            own = undoing_entropy(carried, entropy, body.compensates) if body.compensates else entropy
-            key = body.key or step_key(own, event.step, body.arguments)
-            steps.append(UnseenStep(event.step, body.effect, event.seq, key))
+            steps.append(_unseen(found.good, event, body, entropy))
             workers.update({body.by} - {""})
     return steps, sorted(workers), unreadable
 
 
-def _entropy(history: Sequence[Recorded]) -> str:
-    """Return the random bits that keys hang on at the end of a history."""
-    if not history:
-        return ""
-    found = [(1, history[0].body.entropy)]
-    found += [one for one in switches(history[0].body) if one[0] <= len(history)]
-    found += [(event.seq, event.body.entropy) for event in history if event.kind == "run_retried"]
-    return str(max(found, key=lambda one: one[0])[1])
-
-
-def _carried(history: Sequence[Recorded]) -> Carried | None:
-    """Return what the run has taken along from older generations."""
-    return history[0].body.carried if history else None
+def _unseen(good: Sequence[Recorded], event: EventRow | Recorded, body: Any, entropy: str) -> UnseenStep:
+    carried = good[0].body.carried if good else None
+    own = undoing_entropy(carried, entropy, body.compensates) if body.compensates else entropy
+    return UnseenStep(event.step, body.effect, event.seq, body.key or step_key(own, event.step, body.arguments))
 
 
 def open_steps(good: Sequence[Recorded]) -> list[UnseenStep]:
     """Return the steps that were begun in the good part and have no outcome there; reads do not matter."""
-    begun: dict[int, UnseenStep] = {}
-    for event in good:
-        kind, body = event.kind, event.body
-        if kind == "step_started" and body.effect != "read":
-            entropy = _entropy(good[: event.seq])
-            own = undoing_entropy(_carried(good), entropy, body.compensates) if body.compensates else entropy
-            key = body.key or step_key(own, event.step, body.arguments)
-            begun[body.call] = UnseenStep(event.step, body.effect, event.seq, key)
-        elif kind in ("step_completed", "step_failed", "step_shared"):
-            begun.pop(body.call, None)
-        elif kind == "step_cancelled" and body.step_call in begun and may_run_again(begun[body.step_call].effect):  # type: ignore[arg-type]
-            begun.pop(body.step_call)
-        elif kind == "run_retried":
-            begun = {call: step for call, step in begun.items() if step.seq < body.voids}
-    return list(begun.values())
+    return [
+        _unseen(good, call.started, call.started.body, call.entropy)
+        for call in Calls(good).current.values()
+        if call.started is not None
+        and call.is_begun
+        and call.effect not in ("", "read")
+        and (call.must_be_kept or not call.cancelled_at)
+    ]

@@ -1,6 +1,5 @@
 """What recorded events say of the code that led to them."""
 
-from collections.abc import Collection, Iterable
 from typing import Final
 
 from everstep.engine.history.verify import Recorded
@@ -52,28 +51,6 @@ def stands_for(event: Recorded, kind: str) -> bool:
     if event.kind == "key_taken":
         return kind == "step_started"
     return event.kind == "call_withheld" and kind == event.body.instead_of
-
-
-def finished_calls(history: Iterable[Recorded], void: Collection[int] = ()) -> set[int]:
-    """Return the steps and children of which no attempt is made any more; `void` are events that no longer count.
-
-    A person may accept other arguments of these, and of no others: the next attempt at an unfinished one would present
-    another key than the attempts before it, which may have acted.
-    """
-    begun: set[int] = set()
-    finished: set[int] = set()
-    for seq, kind, _, _, body in history:
-        if seq in void:
-            continue
-        if kind == "step_started":
-            begun.add(body.call)
-        elif kind in ("step_completed", "step_failed", "step_shared", "child_ended"):
-            finished.add(body.call)
-        elif kind == "step_cancelled":
-            finished.add(body.step_call)
-        elif kind == "compensation_started":
-            finished |= begun  # the code is gone, and with it what it waited for
-    return finished
 
 
 def recorded_text(event: Recorded) -> str:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.code.execution import Execution
-from everstep.engine.history.effects import WHAT_IS_LOST, change_key, left_by_children
+from everstep.engine.history.calls import WHAT_IS_LOST
+from everstep.engine.history.effects import change_key, left_by_children
 from everstep.engine.history.journal import Journal
 from everstep.engine.run.holds import HoldReport
 from everstep.errors import RunTimedOut, StoreError

@@ -11,9 +11,10 @@ import msgspec
 
 from everstep.codec import ANY, is_same
 from everstep.engine.code.replay import refuse_copied
+from everstep.engine.history.calls import Calls
 from everstep.engine.history.effects import (
-    Account,
-    crossed_by,
+    Relied,
+    effects_since,
     lost_child,
     note_rollback,
     refuse_crossing,
@@ -21,7 +22,6 @@ from everstep.engine.history.effects import (
     refuse_rollback,
 )
 from everstep.engine.history.verify import (
-    Recorded,
     load_now,
     load_verified,
     refuse_deleted,
@@ -152,7 +152,7 @@ async def _end_here(app: Host, row: RunRow, reason: str, by: str) -> bool:
 
 def _is_unsettled(app: Host, row: RunRow) -> bool:
     try:
-        return bool(Account(load_verified(app.store, row)).unsettled)
+        return bool(Calls(load_verified(app.store, row)).unsettled)
     except Damaged:
         return False  # that is found and told of where the run is ended
 
@@ -165,17 +165,19 @@ async def retry(app: Host, run: str, by: str, *, across_once: bool = False) -> N
     row, history = await app.read(load_now, app.store, row)
     if row.status != "failed":
         raise RunActive(f"The run {run} was retried by somebody else just now.")
-    refuse_retry(run, Account(history))
-    voids, call, child = _what_failed(history)
+    calls = Calls(history)
+    refuse_retry(run, calls)
+    voids, call = _what_failed(calls)
     refuse_copied(run, history[0].body, voids)
-    relied: set[str] = set()
-    crossed = await app.read(crossed_by, app.store, run, history, voids, relied)
-    crossed += await app.read(lost_child, app.store, history, child)
+    relied = Relied(set(), set())
+    crossed = await app.read(effects_since, app.store, run, calls, voids, relied)
+    child = next((one.started for one in calls.children() if one.outcome and one.outcome.seq == voids), None)
+    crossed += await app.read(lost_child, app.store, child) if child is not None else []
     refuse_crossing(run, crossed, across_once=across_once)
-    if child:
-        child_row = await app.read(app.store.run, child)
+    if child is not None:
+        child_row = await app.read(app.store.run, child.body.run)
         if child_row is not None and child_row.status == "failed":
-            await retry(app, child, by, across_once=across_once)
+            await retry(app, child.body.run, by, across_once=across_once)
     claimed = await _claim(app, run, ("failed",))
     if claimed is None:
         raise RunActive(f"The run {run} was retried by somebody else just now.")
@@ -186,7 +188,7 @@ async def retry(app: Host, run: str, by: str, *, across_once: bool = False) -> N
     change = RowChange("queued", journal.at, budget=standing_after(history, journal))
     unit = bare_unit(claimed, journal, change)
     unit.redeliver = True
-    unit.keys = KeyChanges(relies=sorted(relied)) if relied else None
+    unit.keys = KeyChanges(relies=sorted(relied.keys)) if relied.keys else None
     verdict = await app.committer.submit(unit)
     if isinstance(verdict, Refused) and verdict.why == "key":  # one was forgotten since it was looked at
         await app.returns.give_back(Release(run, claimed.epoch, claimed.status))
@@ -204,27 +206,17 @@ def _entropy_of_retry(started: ev.RunStarted, seq: int) -> str:
     return derived_key(own, f"#retry {seq}")
 
 
-def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:
-    """Return the event from which on the run's history no longer counts, the failed call, and the child it was."""
-    end = history[-1]
-    for event in reversed(history):
-        if event.kind == "run_failed":
-            end = event
-            break
-    if end.kind != "run_failed":
+def _what_failed(calls: Calls) -> tuple[int, int]:
+    """Return the event from which on the run's history no longer counts, and the failed call."""
+    end = calls.failed
+    if end is None:
         raise Misuse("The run's history does not end with a failure.")
-    is_of_this_branch = True
-    for event in reversed(history[: end.seq - 1]):
-        if event.kind == "run_retried":
-            is_of_this_branch = False
-        if event.kind == "cancel_requested" and event.body.timeout and is_of_this_branch:
-            return event.seq, 0, ""
-        if end.body.call and event.kind == "step_failed" and event.body.call == end.body.call:
-            return event.seq, end.body.call, ""
-        if end.body.call and event.kind == "child_ended" and event.body.call == end.body.call:
-            is_anothers = event.body.status == "refused"  # its id belonged to another run: it was never started
-            return event.seq, end.body.call, "" if is_anothers else event.body.run
-    return end.seq, 0, ""
+    failed = calls.current.get(end.body.call)
+    outcome = failed.outcome if failed is not None else None
+    failed_at = outcome.seq if outcome is not None and outcome.kind in ("step_failed", "child_ended") else 0
+    if not failed_at and not calls.timed_out_at:
+        return end.seq, 0
+    return (failed_at, end.body.call) if failed_at > calls.timed_out_at else (calls.timed_out_at, 0)
 
 
 async def hold(app: Host, run: str, note: str, by: str) -> None:
@@ -269,7 +261,7 @@ async def rollback(app: Host, run: str, note: str, *, by: str, uncompensated: bo
     if row.status == "held" or row.status in ENDED:  # just now
         await rollback(app, run, note, by=by, uncompensated=uncompensated)
         return
-    await app.read(refuse_rollback, app.store, row, Account(history), allowed=uncompensated)
+    await app.read(refuse_rollback, app.store, row, Calls(history), allowed=uncompensated)
     post = Post(run, "cancel", ROLLBACK, value=ev.encode_body(request), at=app.clock.now())
     try:
         await _post(app, post, "rolled back")
@@ -283,12 +275,12 @@ async def _roll_back_ended(app: Host, row: RunRow, request: ev.RollbackRequested
         raise RunActive(f"The run {row.id} was taken up by somebody else just now; look again.")
     try:
         journal, history = await app.read(journal_of, app, claimed)
-        await app.read(refuse_rollback, app.store, claimed, Account(history), allowed=request.uncompensated)
+        await app.read(refuse_rollback, app.store, claimed, Calls(history), allowed=request.uncompensated)
     except BaseException:
         await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
         raise
     crash_point("rollback.claimed")
-    note_rollback(journal, Account(history))
+    note_rollback(journal, Calls(history))
     journal.record("rollback_requested", "", request, journal.at)
     change = RowChange("queued", journal.at, budget=standing_after(history, journal))
     _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, change)), row.id)
