@@ -17,14 +17,8 @@ from everstep.errors import Misuse, RunCancelled, RunHeld
 from everstep.model.budgets import microdollars, nanodollars
 from everstep.model.events import decode_body
 from tests.effects.spending import charged_in
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import NOTES
 
 
 @step(effect="read", cost={"usd": 0.50, "tokens": 100}, fallback="a cheap answer")
@@ -68,7 +62,6 @@ def used(machine: Machine, run: str) -> tuple[float, int, int]:
 
 
 # -- reserving and charging --------------------------------------------------------------------------------------------
-@scenario
 async def test_an_estimate_is_in_the_intent_and_the_real_figure_in_the_outcome(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def flow() -> str:
@@ -83,7 +76,6 @@ async def test_an_estimate_is_in_the_intent_and_the_real_figure_in_the_outcome(m
     assert used(machine, "r") == (0.30, 60, 1)
 
 
-@scenario
 async def test_a_repeat_body_starts_when_its_estimate_is_on_disk(machine: Machine) -> None:
     seen: list[bool] = []
 
@@ -101,7 +93,6 @@ async def test_a_repeat_body_starts_when_its_estimate_is_on_disk(machine: Machin
     assert seen == [True]
 
 
-@scenario
 async def test_the_outcome_of_a_step_with_a_cost_is_on_disk_before_the_code_sees_it(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:
@@ -113,7 +104,6 @@ async def test_the_outcome_of_a_step_with_a_cost_is_on_disk_before_the_code_sees
     assert "step_completed" in await app.run(flow, id="r")
 
 
-@scenario
 async def test_what_a_body_does_not_charge_stays_as_estimated(machine: Machine) -> None:
     @step(effect="read", cost={"usd": 0.50, "tokens": 100})
     async def odd(charge: dict[str, float]) -> None:
@@ -132,7 +122,6 @@ async def test_what_a_body_does_not_charge_stays_as_estimated(machine: Machine) 
         assert used(machine, f"r{number}") == expected
 
 
-@scenario
 async def test_failed_attempts_are_charged_and_a_retry_refunds_nothing(machine: Machine) -> None:
     @step(effect="read", cost={"usd": 0.50}, retry=Retry(attempts=3, first=1, factor=1, jitter=0))
     async def flaky() -> None:
@@ -144,8 +133,7 @@ async def test_failed_attempts_are_charged_and_a_retry_refunds_nothing(machine: 
     async def flow() -> None:
         await flaky()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     for _ in range(3):
         await machine.rest()
         await machine.advance(1)
@@ -161,7 +149,6 @@ async def test_failed_attempts_are_charged_and_a_retry_refunds_nothing(machine: 
     assert used(machine, "r") == (2.60, 0, 6), "three whole estimates more: none of them is the second attempt"
 
 
-@scenario
 async def test_an_attempt_that_a_crash_cut_off_stays_charged(machine: Machine) -> None:
     gate = Gate()
 
@@ -174,8 +161,7 @@ async def test_an_attempt_that_a_crash_cut_off_stays_charged(machine: Machine) -
     async def flow() -> None:
         await slow()
 
-    first = await machine.boot()
-    await first.start(flow, id="r")
+    first, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.until(lambda: machine.kinds("r", "step_started"))
     await machine.kill(first)
@@ -185,7 +171,6 @@ async def test_an_attempt_that_a_crash_cut_off_stays_charged(machine: Machine) -
     assert used(machine, "r") == (0.60, 0, 2), "the estimate of the first attempt, and the charge of the second"
 
 
-@scenario
 async def test_a_charge_beyond_the_estimate_is_on_disk_while_the_body_runs(machine: Machine) -> None:
     gate = Gate()
 
@@ -199,8 +184,7 @@ async def test_a_charge_beyond_the_estimate_is_on_disk_while_the_body_runs(machi
     async def flow() -> None:
         await dear()
 
-    first = await machine.boot()
-    await first.start(flow, id="r")
+    first, _ = await machine.start(flow, id="r")
     await machine.until(lambda: machine.kinds("r", "attempt_charged"))
     await machine.kill(first)
     assert charged_in(machine.events("r")) == (0.80, 0, 1)
@@ -210,7 +194,6 @@ async def test_a_charge_beyond_the_estimate_is_on_disk_while_the_body_runs(machi
     assert used(machine, "r") == (1.60, 0, 2)
 
 
-@scenario
 async def test_what_a_stopped_process_cuts_off_is_charged(machine: Machine) -> None:
     gate = Gate()
 
@@ -223,14 +206,12 @@ async def test_what_a_stopped_process_cuts_off_is_charged(machine: Machine) -> N
     async def flow() -> None:
         await unknown()
 
-    first = await machine.boot()
-    await first.start(flow, id="r")
+    first, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.stop(first)
     assert charged_in(machine.events("r")) == (0.10, 0, 1), "also without a budget"
 
 
-@scenario
 async def test_a_step_that_the_code_gives_up_keeps_what_it_was_charged(machine: Machine) -> None:
     gate = Gate()
 
@@ -248,8 +229,7 @@ async def test_a_step_that_the_code_gives_up_keeps_what_it_was_charged(machine: 
             return "gave up"
         return "?"
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.until(lambda: machine.status("r") in ("running", "waiting") and len(machine.events("r")) > 2)
     machine.clock.advance(10)
@@ -258,7 +238,6 @@ async def test_a_step_that_the_code_gives_up_keeps_what_it_was_charged(machine: 
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_charges_from_many_threads_add_up_exactly(machine: Machine) -> None:
     def charge_often() -> None:
         for _ in range(500):
@@ -283,7 +262,6 @@ async def test_charges_from_many_threads_add_up_exactly(machine: Machine) -> Non
     assert used(machine, "r") == (0.80, 24_000, 2)
 
 
-@scenario
 async def test_a_thread_that_acts_on_after_its_timeout_is_charged_too(machine: Machine) -> None:
     go_on, acted = threading.Event(), threading.Event()
 
@@ -302,8 +280,7 @@ async def test_a_thread_that_acts_on_after_its_timeout_is_charged_too(machine: M
         await everstep.receive("go")
         return "done"
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.until_status("r", "waiting")
     go_on.set()
     await machine.until(lambda: machine.bodies("r", "attempt_charged"))
@@ -313,7 +290,6 @@ async def test_a_thread_that_acts_on_after_its_timeout_is_charged_too(machine: M
     assert used(machine, "r") == (1.40, 0, 1), "nobody can tell how much of it the estimate had covered"
 
 
-@scenario
 async def test_a_thread_without_the_context_is_refused_so_that_no_charge_is_lost_silently(machine: Machine) -> None:
     @step(effect="read")
     def careless() -> str:
@@ -338,7 +314,6 @@ async def holding(count: int) -> list[str]:
     return [await ask(f"question {number}") for number in range(count)]
 
 
-@scenario
 async def test_at_the_limit_the_run_is_held_with_what_was_used_by_which_steps(machine: Machine) -> None:
     app = await machine.boot()
     hold = await held(machine, await app.start(holding, 5, id="r"))
@@ -356,10 +331,8 @@ async def test_at_the_limit_the_run_is_held_with_what_was_used_by_which_steps(ma
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_accept_grants_the_same_again_and_says_who_and_why(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(holding, 5, id="r")
+    app, run = await machine.start(holding, 5, id="r")
     await held(machine, run)
     await app.resolve("r", "accept", note="worth it", by="ann")
     assert await run.result(timeout=60) == [f"about question {number}" for number in range(5)]
@@ -371,10 +344,8 @@ async def test_accept_grants_the_same_again_and_says_who_and_why(machine: Machin
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_grant_is_used_up_as_well(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(holding, 20, id="r")
+    app, run = await machine.start(holding, 20, id="r")
     for granted in range(1, 4):
         await held(machine, run)
         assert used(machine, "r")[0] <= granted
@@ -383,10 +354,8 @@ async def test_a_grant_is_used_up_as_well(machine: Machine) -> None:
     assert used(machine, "r")[0] == 3.60
 
 
-@scenario
 async def test_skip_gives_the_step_a_value_and_the_next_one_is_stopped_again(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(holding, 4, id="r")
+    app, run = await machine.start(holding, 4, id="r")
     await held(machine, run)
     await app.resolve("r", "skip", value="by hand", by="ann")
     assert (await held(machine, run)).step == "ask#4"
@@ -395,17 +364,14 @@ async def test_skip_gives_the_step_a_value_and_the_next_one_is_stopped_again(mac
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_cancel_ends_a_run_that_is_held_for_its_budget(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(holding, 4, id="r")
+    app, run = await machine.start(holding, 4, id="r")
     await held(machine, run)
     await app.resolve("r", "cancel")
     with pytest.raises(RunCancelled):
         await run.result(timeout=60)
 
 
-@scenario
 async def test_a_held_run_is_held_in_the_next_process_and_nothing_is_done(machine: Machine) -> None:
     first = await machine.boot()
     await held(machine, await first.start(holding, 5, id="r"))
@@ -416,7 +382,6 @@ async def test_a_held_run_is_held_in_the_next_process_and_nothing_is_done(machin
     assert machine.dump()["events"] == before
 
 
-@scenario
 async def test_what_is_under_way_comes_to_its_end_before_the_run_is_held(machine: Machine) -> None:
     """Cutting it off would lose what it has cost."""
     gate = Gate()
@@ -430,8 +395,7 @@ async def test_what_is_under_way_comes_to_its_end_before_the_run_is_held(machine
     async def flow() -> list[str]:
         return await asyncio.gather(slow(), ask("tides"))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.until(lambda: machine.kinds("r", "call_withheld"))
     await asyncio.sleep(0.01)
@@ -445,7 +409,6 @@ async def test_what_is_under_way_comes_to_its_end_before_the_run_is_held(machine
 
 
 # -- fail --------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_with_fail_the_step_raises_and_the_code_may_go_on_with_what_costs_nothing(machine: Machine) -> None:
     @workflow(budget=Budget(usd=0.55, then="fail"))
     async def flow() -> str:
@@ -465,14 +428,12 @@ async def test_with_fail_the_step_raises_and_the_code_may_go_on_with_what_costs_
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_failure_that_nobody_handles_fails_the_run_and_a_retry_fails_again(machine: Machine) -> None:
     @workflow(budget=Budget(usd=1.00, then="fail"))
     async def flow() -> list[str]:
         return [await ask(f"question {number}") for number in range(5)]
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     with pytest.raises(BudgetExceeded, match=r"no room in the budget for ask#3: 0\.6 of 1 usd are used") as raised:
         await run.result(timeout=60)
     assert (raised.value.over, raised.value.limit) == ("usd", 1.0)
@@ -483,7 +444,6 @@ async def test_a_failure_that_nobody_handles_fails_the_run_and_a_retry_fails_aga
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_code_that_asks_again_for_ever_leaves_the_loop_free(machine: Machine) -> None:
     @workflow(budget=Budget(usd=0.10, then="fail"))
     async def stubborn() -> None:
@@ -493,8 +453,7 @@ async def test_code_that_asks_again_for_ever_leaves_the_loop_free(machine: Machi
             except BudgetExceeded:
                 pass
 
-    app = await machine.boot()
-    run = await app.start(stubborn, id="r")
+    _, run = await machine.start(stubborn, id="r")
     await machine.until(lambda: len(machine.kinds("r", "step_failed")) > 3)
     await run.cancel(now=True)
     with pytest.raises(RunCancelled):
@@ -503,7 +462,6 @@ async def test_code_that_asks_again_for_ever_leaves_the_loop_free(machine: Machi
 
 
 # -- fallback ----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_with_fallback_the_body_does_not_run_and_the_history_says_why(machine: Machine) -> None:
     @workflow(budget=Budget(usd=1.00, then="fallback"))
     async def flow() -> list[str]:
@@ -518,7 +476,6 @@ async def test_with_fallback_the_body_does_not_run_and_the_history_says_why(mach
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_step_without_a_fallback_holds_the_run(machine: Machine) -> None:
     @workflow(budget=Budget(usd=0.10, then="fallback"))
     async def flow() -> str:
@@ -529,7 +486,6 @@ async def test_a_step_without_a_fallback_holds_the_run(machine: Machine) -> None
     assert (await held(machine, await app.start(flow, id="r"))).step == "ask_unknown#2"
 
 
-@scenario
 async def test_a_fallback_that_a_crash_cut_off_is_taken_again(machine: Machine) -> None:
     gate = Gate()
     lives: list[int] = []
@@ -547,8 +503,7 @@ async def test_a_fallback_that_a_crash_cut_off_is_taken_again(machine: Machine) 
     async def flow() -> str:
         return await dear("tides")
 
-    first = await machine.boot()
-    await first.start(flow, id="r")
+    first, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.kill(first)
     gate.opened.set()
@@ -558,7 +513,6 @@ async def test_a_fallback_that_a_crash_cut_off_is_taken_again(machine: Machine) 
     assert len(machine.kinds("r", "call_withheld")) == 1
 
 
-@scenario
 async def test_a_fallback_for_which_there_was_no_budget_must_not_use_any(machine: Machine) -> None:
     async def dear_too(question: str) -> str:
         everstep.charge(usd=0.20)
@@ -579,7 +533,6 @@ async def test_a_fallback_for_which_there_was_no_budget_must_not_use_any(machine
 
 
 # -- steps and time ----------------------------------------------------------------------------------------------------
-@scenario
 async def test_steps_are_attempts(machine: Machine) -> None:
     @step(effect="read", retry=Retry(attempts=9, first=1, factor=1, jitter=0))
     async def flaky() -> None:
@@ -590,8 +543,7 @@ async def test_steps_are_attempts(machine: Machine) -> None:
     async def flow() -> None:
         await flaky()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     for _ in range(4):
         await machine.rest()
         await machine.advance(1)
@@ -603,7 +555,6 @@ async def test_steps_are_attempts(machine: Machine) -> None:
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_time_stops_the_next_step_and_counts_from_the_start(machine: Machine) -> None:
     @workflow(budget=Budget(seconds=60, then="fail"))
     async def flow() -> str:
@@ -615,28 +566,24 @@ async def test_time_stops_the_next_step_and_counts_from_the_start(machine: Machi
             return f"{error.over} {error}"
         return "?"
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.rest()
     await machine.advance(61)
     assert await run.result(timeout=60) == ("seconds There is no room in the budget for save: its 60 seconds are over.")
 
 
-@scenario
 async def test_a_run_that_waits_is_held_when_its_time_is_over_and_a_grant_counts_from_then(machine: Machine) -> None:
     @workflow(budget=Budget(seconds=60))
     async def flow() -> str:
         word = await everstep.receive("word", str)
         return await save(word)
 
-    first = await machine.boot()
-    run = await first.start(flow, id="r")
+    first, run = await machine.start(flow, id="r")
     await machine.rest()
     await machine.advance(59)
     assert machine.status("r") == "waiting"
     await machine.kill(first)
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.rest()
     machine.clock.advance(1)
     hold = await held(machine, run)
@@ -647,20 +594,17 @@ async def test_a_run_that_waits_is_held_when_its_time_is_over_and_a_grant_counts
     assert await run.result(timeout=60) == "moon"
 
 
-@scenario
 async def test_a_delay_does_not_count(machine: Machine) -> None:
     @workflow(budget=Budget(seconds=60, then="fail"))
     async def flow() -> str:
         return await ask("tides")
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r", delay=1_000)
+    _, run = await machine.start(flow, id="r", delay=1_000)
     await machine.advance(1_001)
     assert await run.result(timeout=60) == "about tides"
 
 
 # -- workflow code -----------------------------------------------------------------------------------------------------
-@scenario
 async def test_workflow_code_that_charges_beyond_the_limit_stops_the_next_step(machine: Machine) -> None:
     @workflow(budget=Budget(usd=1, tokens=50, then="fail"))
     async def flow() -> str:
@@ -680,7 +624,6 @@ async def test_workflow_code_that_charges_beyond_the_limit_stops_the_next_step(m
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_code_sees_its_own_charges_at_once_and_once(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def flow() -> list[float | None]:
@@ -696,7 +639,6 @@ async def test_code_sees_its_own_charges_at_once_and_once(machine: Machine) -> N
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_another_amount_than_was_recorded_is_held_as_diverged(machine: Machine) -> None:
     price = [10]
 
@@ -705,8 +647,7 @@ async def test_another_amount_than_was_recorded_is_held_as_diverged(machine: Mac
         everstep.charge(tokens=price[0])
         await everstep.receive("go")
 
-    first = await machine.boot()
-    await first.start(flow, id="r")
+    first, _ = await machine.start(flow, id="r")
     await machine.rest()
     await machine.kill(first)
     price[0] = 11
@@ -715,7 +656,6 @@ async def test_another_amount_than_was_recorded_is_held_as_diverged(machine: Mac
 
 # -- concurrency -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("then", ["hold", "fail", "fallback"])
-@scenario
 async def test_of_twenty_steps_at_once_only_those_begin_for_which_there_is_room(machine: Machine, then: Any) -> None:
     """Each is estimated at 50 cents and really costs 90: the overshoot is at most what was under way."""
     most = [0, 0]
@@ -734,8 +674,7 @@ async def test_of_twenty_steps_at_once_only_those_begin_for_which_there_is_room(
         found = await asyncio.gather(*(dear(number) for number in range(20)), return_exceptions=True)
         return [one if isinstance(one, str) else type(one).__name__ for one in found]
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     if then == "hold":
         await held(machine, run)
     else:
@@ -747,7 +686,6 @@ async def test_of_twenty_steps_at_once_only_those_begin_for_which_there_is_room(
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_steps_wait_while_those_under_way_may_be_cheaper_than_estimated(machine: Machine) -> None:
     at_once = [0, 0]
 
@@ -771,7 +709,6 @@ async def test_steps_wait_while_those_under_way_may_be_cheaper_than_estimated(ma
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_many_steps_that_wait_for_room_are_not_all_asked_again_each_time(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -794,7 +731,6 @@ async def test_many_steps_that_wait_for_room_are_not_all_asked_again_each_time(
     assert used(machine, "r") == (0.10, 0, 1_000)
 
 
-@scenario
 async def test_a_step_that_waits_for_room_goes_on_waiting_in_the_next_process(machine: Machine) -> None:
     gate = Gate()
 
@@ -812,14 +748,12 @@ async def test_a_step_that_waits_for_room_goes_on_waiting_in_the_next_process(ma
     async def tight() -> list[str]:
         return await asyncio.gather(pay(), also())
 
-    first = await machine.boot()
-    await first.start(tight, id="r")
+    first, _ = await machine.start(tight, id="r")
     await gate.reached.wait()
     await machine.until(lambda: machine.kinds("r", "call_withheld"))
     await machine.kill(first)
     gate.opened.set()
-    second = await machine.boot()
-    run = await second.start(tight, id="r")
+    second, run = await machine.start(tight, id="r")
     assert (await held(machine, run)).step.endswith("also"), "what was cut off stays charged"
     assert machine.kinds("r", "step_doubted") == ["step_doubted"], "only of the one that was begun"
     await machine.until(lambda: not second.threads.is_acting("r", -1))  # else its probe is asked again a second later
@@ -830,7 +764,6 @@ async def test_a_step_that_waits_for_room_goes_on_waiting_in_the_next_process(ma
     assert [one.attempt for one in machine.bodies("r", "step_started")] == [1, 1, 2]
 
 
-@scenario
 async def test_a_step_that_waits_for_room_can_be_given_up(machine: Machine) -> None:
     gate = Gate()
 
@@ -855,8 +788,7 @@ async def test_a_step_that_waits_for_room_can_be_given_up(machine: Machine) -> N
             NOTES.append("gave up")
         return await begun
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.until(lambda: machine.kinds("r", "timer_started"))
     machine.clock.advance(10)
@@ -868,7 +800,6 @@ async def test_a_step_that_waits_for_room_can_be_given_up(machine: Machine) -> N
 
 
 # -- estimates ---------------------------------------------------------------------------------------------------------
-@scenario
 async def test_an_estimate_may_be_a_function_of_the_arguments(machine: Machine) -> None:
     @step(effect="read", cost=lambda text, *, dear=False: {"tokens": len(text) * (10 if dear else 1)})
     async def count(text: str, *, dear: bool = False) -> int:
@@ -888,7 +819,6 @@ async def test_an_estimate_may_be_a_function_of_the_arguments(machine: Machine) 
     assert [one.cost.tokens for one in machine.bodies("r", "step_started")] == [20, 50]
 
 
-@scenario
 async def test_an_estimate_that_raises_is_the_steps_failure(machine: Machine) -> None:
     @step(effect="once", cost=lambda: {"usd": 1 / 0})
     async def broken() -> None:
@@ -909,7 +839,6 @@ async def test_an_estimate_that_raises_is_the_steps_failure(machine: Machine) ->
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_step_that_says_it_costs_nothing_must_not_be_charged(machine: Machine) -> None:
     @step(effect="read", cost={})
     async def liar() -> None:
@@ -925,7 +854,6 @@ async def test_a_step_that_says_it_costs_nothing_must_not_be_charged(machine: Ma
     assert used(machine, "r")[0] == 0.10
 
 
-@scenario
 async def test_our_own_steps_cost_nothing(machine: Machine) -> None:
     path = machine.folder / "report.txt"
 
@@ -940,7 +868,6 @@ async def test_our_own_steps_cost_nothing(machine: Machine) -> None:
 
 
 # -- restart and no budget ---------------------------------------------------------------------------------------------
-@scenario
 async def test_a_restart_has_a_new_budget(machine: Machine) -> None:
     @workflow(budget=Budget(usd=0.60, then="fail"))
     async def flow() -> str:
@@ -954,7 +881,6 @@ async def test_a_restart_has_a_new_budget(machine: Machine) -> None:
         assert used(machine, "r") == (0.30, 60, 1)
 
 
-@scenario
 async def test_without_a_budget_charges_are_written_down_and_nothing_is_stopped(machine: Machine) -> None:
     @workflow
     async def flow() -> str:
@@ -970,7 +896,6 @@ async def test_without_a_budget_charges_are_written_down_and_nothing_is_stopped(
     assert machine.row("r").budget is None
 
 
-@scenario
 async def test_what_was_used_between_a_failure_and_its_retry_is_gone_for_the_code_too(machine: Machine) -> None:
     broken = [True]
 
@@ -996,8 +921,7 @@ async def test_what_was_used_between_a_failure_and_its_retry_is_gone_for_the_cod
         await ask(f"at the end, with {lefts}")
         return [*lefts, everstep.budget().left.usd or 0]
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     with pytest.raises(LookupError):
         await run.result(timeout=60)
     broken[0] = False
@@ -1008,7 +932,6 @@ async def test_what_was_used_between_a_failure_and_its_retry_is_gone_for_the_cod
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_part_of_the_budget_is_for_what_begins_in_its_block(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def flow() -> list[Any]:
@@ -1032,7 +955,6 @@ async def test_a_part_of_the_budget_is_for_what_begins_in_its_block(machine: Mac
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_parts_nest_and_tasks_take_them_along(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5, tokens=10_000, then="fail"))
     async def flow() -> list[str]:
@@ -1055,7 +977,6 @@ async def test_parts_nest_and_tasks_take_them_along(machine: Machine) -> None:
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_grant_for_a_part_raises_that_part(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def flow() -> int:
@@ -1064,8 +985,7 @@ async def test_a_grant_for_a_part_raises_that_part(machine: Machine) -> None:
                 await ask(f"question {number}")
         return len(NOTES)
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await held(machine, run)
     await app.resolve("r", "accept")
     await held(machine, run)
@@ -1074,7 +994,6 @@ async def test_a_grant_for_a_part_raises_that_part(machine: Machine) -> None:
     assert {one.part for one in machine.bodies("r", "run_resolved")} == {1}
 
 
-@scenario
 async def test_the_time_of_a_part_counts_from_its_opening(machine: Machine) -> None:
     @workflow(budget=Budget())
     async def flow() -> str:
@@ -1092,15 +1011,13 @@ async def test_the_time_of_a_part_counts_from_its_opening(machine: Machine) -> N
                 return error.over
         return "?"
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     for seconds in (100, 9, 1):
         await machine.rest()
         await machine.advance(seconds)
     assert await run.result(timeout=60) == "seconds"
 
 
-@scenario
 async def test_a_part_in_a_def_workflow(machine: Machine) -> None:
     @step(effect="read", cost={"usd": 0.5})
     def look(name: str) -> str:
@@ -1125,7 +1042,6 @@ async def test_a_part_in_a_def_workflow(machine: Machine) -> None:
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_there_is_nothing_to_narrow_without_a_budget(machine: Machine) -> None:
     @workflow
     async def flow() -> None:
@@ -1137,7 +1053,6 @@ async def test_there_is_nothing_to_narrow_without_a_budget(machine: Machine) -> 
         await app.run(flow)
 
 
-@scenario
 async def test_a_part_is_opened_once(machine: Machine) -> None:
     @workflow(budget=Budget(usd=1))
     async def flow() -> None:
@@ -1152,7 +1067,6 @@ async def test_a_part_is_opened_once(machine: Machine) -> None:
         await app.run(flow)
 
 
-@scenario
 async def test_another_limit_of_a_part_than_was_recorded_is_held_as_diverged(machine: Machine) -> None:
     limit = [1.0]
 
@@ -1161,8 +1075,7 @@ async def test_another_limit_of_a_part_than_was_recorded_is_held_as_diverged(mac
         with everstep.budget(usd=limit[0]):
             await everstep.receive("go")
 
-    first = await machine.boot()
-    await first.start(flow, id="r")
+    first, _ = await machine.start(flow, id="r")
     await machine.rest()
     await machine.kill(first)
     limit[0] = 2.0

@@ -15,10 +15,9 @@ from everstep.errors import KeyConflict, Misuse, RunCancelled, RunHeld
 from everstep.stores.protocol import RunFilter
 from everstep.stores.rows.keys import EffectRow
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, declared, scenario
+from tests.engine.resume_helpers import Gate, Machine, declared
+from tests.worlds.ledger import GATES, NOTES
 
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
 ERRORS: list[BaseException] = []
 """What the next bodies of `charge` raise, one after the other."""
 K = "invoice:7"
@@ -26,8 +25,6 @@ K = "invoice:7"
 
 @pytest.fixture(autouse=True)
 def nothing_noted() -> None:
-    NOTES.clear()
-    GATES.clear()
     ERRORS.clear()
 
 
@@ -179,7 +176,6 @@ def test_what_is_no_key_is_refused_in_the_workflow_and_nothing_begins(made: Any)
     assert NOTES == []
 
 
-@scenario
 async def test_a_key_is_made_from_the_bound_arguments(machine: Machine) -> None:
     def of(bill: dict[str, int], kind: str = "b") -> str:
         return f"fn:{kind}:{bill['id']}"
@@ -227,7 +223,6 @@ def test_a_step_with_a_key_inside_of_another_step_is_refused() -> None:
 
 # -- sharing -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("contract", FLOWS)
-@scenario
 async def test_a_second_run_gets_the_first_ones_outcome_and_does_not_run(machine: Machine, contract: str) -> None:
     app = await machine.boot()
     assert await app.run(FLOWS[contract], 7, id="a") == "paid 5 by a"
@@ -241,7 +236,6 @@ async def test_a_second_run_gets_the_first_ones_outcome_and_does_not_run(machine
     sound(machine)
 
 
-@scenario
 async def test_what_is_shared_is_read_from_the_history_alone(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:
@@ -254,14 +248,12 @@ async def test_what_is_shared_is_read_from_the_history_alone(machine: Machine) -
     await waiting(machine, app, flow, "b")
     await machine.kill(app)
     machine.sql("DELETE FROM effects")
-    app = await machine.boot()
-    run = await app.start(flow, id="b")
+    app, run = await machine.start(flow, id="b")
     await run.signal("go")
     assert await run.result(timeout=60) == ["paid 5 by a", "paid 5 by b"]
     assert runs_that_ran() == ["a", "b"], "the first was not decided again"
 
 
-@scenario
 async def test_a_large_outcome_is_shared_whole(machine: Machine) -> None:
     @step(key="text:{number}")
     async def write(number: int) -> str:
@@ -283,7 +275,6 @@ async def test_a_large_outcome_is_shared_whole(machine: Machine) -> None:
     assert not machine.replay("b").differences
 
 
-@scenario
 async def test_an_outcome_that_is_damaged_is_not_shared(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(charging, 7, id="a")
@@ -297,7 +288,6 @@ async def test_an_outcome_that_is_damaged_is_not_shared(machine: Machine) -> Non
     sound(machine)
 
 
-@scenario
 async def test_twenty_runs_at_once_do_it_once(machine: Machine) -> None:
     app = await machine.boot()
     first = gate("r0")
@@ -311,7 +301,6 @@ async def test_twenty_runs_at_once_do_it_once(machine: Machine) -> None:
     sound(machine)
 
 
-@scenario
 async def test_steps_of_one_run_share_as_well(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:
@@ -326,7 +315,6 @@ async def test_steps_of_one_run_share_as_well(machine: Machine) -> None:
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_who_waits_leaves_memory_and_is_woken(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "RESTING_MAX", 0)
     app = await machine.boot()
@@ -341,7 +329,6 @@ async def test_who_waits_leaves_memory_and_is_woken(machine: Machine, monkeypatc
 
 
 @pytest.mark.parametrize("order", ["owner first", "waiter first"])
-@scenario
 async def test_who_waits_goes_on_after_a_restart(machine: Machine, order: str) -> None:
     """In another process, and whether the key has changed meanwhile or changes later."""
     owner, other = await machine.boot(), await machine.boot()
@@ -352,8 +339,7 @@ async def test_who_waits_goes_on_after_a_restart(machine: Machine, order: str) -
         GATES["a"].opened.set()
         await first.result(timeout=60)
         assert len(machine.store.inbox("b")) == 1
-    other = await machine.boot()
-    second = await other.start(charging, 7, id="b")
+    other, second = await machine.start(charging, 7, id="b")
     if order == "waiter first":
         await machine.until_status("b", "waiting")
         GATES["a"].opened.set()
@@ -362,7 +348,6 @@ async def test_who_waits_goes_on_after_a_restart(machine: Machine, order: str) -
     sound(machine)
 
 
-@scenario
 async def test_when_both_processes_are_gone_both_runs_go_on(machine: Machine) -> None:
     app = await machine.boot()
     await begun(app, shipping, "a")
@@ -379,7 +364,6 @@ async def test_when_both_processes_are_gone_both_runs_go_on(machine: Machine) ->
     sound(machine)
 
 
-@scenario
 async def test_a_timer_that_was_due_before_the_key_changed_wins(machine: Machine) -> None:
     """Also if both are found after downtime."""
 
@@ -398,15 +382,13 @@ async def test_a_timer_that_was_due_before_the_key_changed_wins(machine: Machine
     machine.clock.advance(60)
     GATES["a"].opened.set()
     await first.result(timeout=60)
-    other = await machine.boot()
-    second = await other.start(patient, 7, id="b")
+    other, second = await machine.start(patient, 7, id="b")
     assert await second.result(timeout=60) == "too late"
     sound(machine)
 
 
 # -- conflicts ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", ["done", "under way"])
-@scenario
 async def test_other_arguments_are_a_conflict_and_a_replay_raises_it_again(machine: Machine, state: str) -> None:
     @workflow
     async def careful(invoice: int, amount: int) -> str:
@@ -425,15 +407,13 @@ async def test_other_arguments_are_a_conflict_and_a_replay_raises_it_again(machi
     await waiting(machine, app, careful, "b", 7, 99)
     await machine.kill(app)
     machine.sql("DELETE FROM effects")
-    app = await machine.boot()
-    run = await app.start(careful, 7, 99, id="b")
+    app, run = await machine.start(careful, 7, 99, id="b")
     await run.signal("go")
     assert await run.result(timeout=60) == f"{K} is of a"
     assert machine.kinds("b")[:3] == ["run_started", "key_taken", "step_failed"]
     assert runs_that_ran() == ["a"]
 
 
-@scenario
 async def test_another_step_is_a_conflict(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(charging, 7, id="a")
@@ -442,7 +422,6 @@ async def test_another_step_is_a_conflict(machine: Machine) -> None:
     sound(machine)
 
 
-@scenario
 async def test_a_run_that_failed_with_a_conflict_is_retried(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(charging, 7, id="a")
@@ -461,7 +440,6 @@ async def test_a_run_that_failed_with_a_conflict_is_retried(machine: Machine) ->
     ("contract", "error"),
     [("once", NotDone("no")), ("once", Fatal("no")), ("repeat", ValueError("no")), ("repeat", Fatal("no"))],
 )
-@scenario
 async def test_certain_failure_frees_the_key_for_exactly_one(machine: Machine, contract: str, error: Exception) -> None:
     ERRORS.append(error)
     app = await machine.boot()
@@ -478,7 +456,6 @@ async def test_certain_failure_frees_the_key_for_exactly_one(machine: Machine, c
     sound(machine)
 
 
-@scenario
 async def test_one_failure_after_the_other_lets_one_after_the_other_do_it(machine: Machine) -> None:
     ERRORS.extend(NotDone(str(n)) for n in range(4))
     app = await machine.boot()
@@ -493,7 +470,6 @@ async def test_one_failure_after_the_other_lets_one_after_the_other_do_it(machin
     sound(machine)
 
 
-@scenario
 async def test_while_it_is_tried_again_the_key_is_kept(machine: Machine) -> None:
     tried = step(perform, name="tried", effect="repeat", key="t:{invoice}", retry=Retry(attempts=3, first=60))
 
@@ -502,8 +478,7 @@ async def test_while_it_is_tried_again_the_key_is_kept(machine: Machine) -> None
         return await tried(7, 5)
 
     ERRORS.append(OSError("reset"))
-    app = await machine.boot()
-    first = await app.start(flow, "a", id="a")
+    app, first = await machine.start(flow, "a", id="a")
     await machine.until(lambda: "attempt_failed" in machine.kinds("a"))
     second = await waiting(machine, app, flow, "b", "b")
     assert effect(machine, "t:7").run == "a"
@@ -517,7 +492,6 @@ async def test_while_it_is_tried_again_the_key_is_kept(machine: Machine) -> None
     sound(machine)
 
 
-@scenario
 async def test_a_fallback_s_outcome_is_its_own_run_s_and_the_key_is_free(machine: Machine) -> None:
     fallen = step(perform, name="fallen", effect="once", key="f:{invoice}", fallback="later")
 
@@ -533,7 +507,6 @@ async def test_a_fallback_s_outcome_is_its_own_run_s_and_the_key_is_free(machine
     sound(machine)
 
 
-@scenario
 async def test_who_gives_up_a_step_that_may_be_repeated_frees_its_key(machine: Machine) -> None:
     @workflow
     async def impatient() -> str:
@@ -556,7 +529,6 @@ async def test_who_gives_up_a_step_that_may_be_repeated_frees_its_key(machine: M
 
 
 @pytest.mark.parametrize("how", ["returned", "failed", "cancelled", "now", "elsewhere"])
-@scenario
 async def test_the_end_of_a_run_frees_the_keys_of_steps_that_may_be_repeated(machine: Machine, how: str) -> None:
     @workflow
     async def leaving() -> str:
@@ -584,7 +556,6 @@ async def test_the_end_of_a_run_frees_the_keys_of_steps_that_may_be_repeated(mac
     sound(machine)
 
 
-@scenario
 async def test_a_step_that_is_given_up_before_it_begins_takes_no_key(machine: Machine) -> None:
     @workflow
     async def flow() -> str:
@@ -604,7 +575,6 @@ async def test_a_step_that_is_given_up_before_it_begins_takes_no_key(machine: Ma
 
 # -- in doubt ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("answer", ["done", "not-done"])
-@scenario
 async def test_while_the_owner_is_in_doubt_others_wait_for_what_a_person_says(machine: Machine, answer: str) -> None:
     ERRORS.append(OSError("reset"))
     app = await machine.boot()
@@ -623,7 +593,6 @@ async def test_while_the_owner_is_in_doubt_others_wait_for_what_a_person_says(ma
     sound(machine)
 
 
-@scenario
 async def test_an_exhausted_step_that_is_skipped_frees_its_key(machine: Machine) -> None:
     stubborn = step(perform, name="stubborn", effect="repeat", key="s:{invoice}", retry=Retry(attempts=1, then="hold"))
 
@@ -644,7 +613,6 @@ async def test_an_exhausted_step_that_is_skipped_frees_its_key(machine: Machine)
 
 
 @pytest.mark.parametrize("answer", ["free", "done"])
-@scenario
 async def test_a_cancelled_run_in_doubt_keeps_its_key_until_somebody_decides(machine: Machine, answer: str) -> None:
     ERRORS.append(OSError("reset"))
     app = await machine.boot()
@@ -666,7 +634,6 @@ async def test_a_cancelled_run_in_doubt_keeps_its_key_until_somebody_decides(mac
     sound(machine)
 
 
-@scenario
 async def test_what_was_done_and_freed_by_hand_is_another_action_to_its_receiver(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(charging, 7, id="a")
@@ -684,7 +651,6 @@ async def test_what_was_done_and_freed_by_hand_is_another_action_to_its_receiver
 # -- cancelling who waits ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["cancel", "now", "timeout"])
 @pytest.mark.parametrize("contract", FLOWS)
-@scenario
 async def test_who_waits_can_be_cancelled_and_leaves_the_key_alone(machine: Machine, contract: str, how: str) -> None:
     target = charge if contract == "once" else ship
 
@@ -728,7 +694,6 @@ async def damaged_with_its_key(machine: Machine, flow: Any) -> tuple[App, Any]:
 
 
 @pytest.mark.parametrize("resolution", ["done", "not-done"])
-@scenario
 async def test_a_damaged_run_that_is_restarted_settles_what_its_earlier_generation_left_in_doubt(
     machine: Machine, resolution: str
 ) -> None:
@@ -746,7 +711,6 @@ async def test_a_damaged_run_that_is_restarted_settles_what_its_earlier_generati
     assert (effect(machine).generation, effect(machine).state) == (2, "done")
 
 
-@scenario
 async def test_a_damaged_run_that_is_restarted_gives_back_the_key_of_what_may_be_repeated(machine: Machine) -> None:
     worker, other = await damaged_with_its_key(machine, shipping)
     run = await worker.start(shipping, 7, id="a", on_existing="restart")
@@ -755,7 +719,6 @@ async def test_a_damaged_run_that_is_restarted_gives_back_the_key_of_what_may_be
     assert len(keys_presented()) == 1
 
 
-@scenario
 async def test_a_key_of_an_earlier_generation_with_other_arguments_is_a_conflict(machine: Machine) -> None:
     worker, _ = await damaged_with_its_key(machine, charging)
     run = await worker.start(charging, 7, 6, id="a", on_existing="restart")
@@ -764,7 +727,6 @@ async def test_a_key_of_an_earlier_generation_with_other_arguments_is_a_conflict
     assert runs_that_ran() == ["a"]
 
 
-@scenario
 async def test_a_restarted_run_shares_what_its_earlier_generation_did(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(charging, 7, id="a")
@@ -777,11 +739,9 @@ async def test_a_restarted_run_shares_what_its_earlier_generation_did(machine: M
 
 
 @pytest.mark.parametrize("meanwhile", ["nobody", "done", "under way"])
-@scenario
 async def test_a_retried_run_asks_for_its_key_again(machine: Machine, meanwhile: str) -> None:
     ERRORS.append(NotDone("no"))
-    app = await machine.boot()
-    run = await app.start(charging, 7, id="a")
+    app, run = await machine.start(charging, 7, id="a")
     with pytest.raises(NotDone):
         await run.result(timeout=60)
     if meanwhile == "done":
@@ -798,7 +758,6 @@ async def test_a_retried_run_asks_for_its_key_again(machine: Machine, meanwhile:
     sound(machine)
 
 
-@scenario
 async def test_a_waiting_run_that_failed_and_is_retried_is_told(machine: Machine) -> None:
     """The key changes while the run has ended, so nobody tells it then."""
 
@@ -824,7 +783,6 @@ async def test_a_waiting_run_that_failed_and_is_retried_is_told(machine: Machine
     assert check(export_histories(machine.store), settled=False) == []
 
 
-@scenario
 async def test_what_a_handler_did_before_a_retry_is_done(machine: Machine) -> None:
     """The retry makes its call void, and the number of its call comes again; the effect does not."""
 
@@ -844,8 +802,7 @@ async def test_what_a_handler_did_before_a_retry_is_done(machine: Machine) -> No
             raise
         return [first, await charge(7, 5)]
 
-    app = await machine.boot()
-    run = await app.start(flow, id="a")
+    app, run = await machine.start(flow, id="a")
     with pytest.raises(ValueError, match="no"):
         await run.result(timeout=60)
     await app.retry("a")
@@ -856,7 +813,6 @@ async def test_what_a_handler_did_before_a_retry_is_done(machine: Machine) -> No
 
 
 # -- the key that bodies present ---------------------------------------------------------------------------------------
-@scenario
 async def test_the_same_action_presents_the_same_key_in_every_run_of_a_store_and_in_no_other(machine: Machine) -> None:
     app = await machine.boot()
     for error in (NotDone("1"), NotDone("2"), None):
@@ -874,7 +830,6 @@ async def test_the_same_action_presents_the_same_key_in_every_run_of_a_store_and
     assert len(keys_presented()) == 4
 
 
-@scenario
 async def test_a_probe_is_asked_with_the_key_that_the_body_presented(machine: Machine) -> None:
     asked: list[str] = []
 
@@ -914,7 +869,6 @@ async def changing_flow() -> str:
 
 
 @pytest.mark.parametrize("change", ["another key", "no key"])
-@scenario
 async def test_a_step_whose_key_the_code_has_changed_diverges(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
@@ -936,7 +890,6 @@ async def test_a_step_whose_key_the_code_has_changed_diverges(
     assert runs_that_ran() == ["a"]
 
 
-@scenario
 async def test_a_step_that_was_begun_without_a_key_goes_on_without_one(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -946,8 +899,7 @@ async def test_a_step_that_was_begun_without_a_key_goes_on_without_one(
         await begun(app, changing_flow, "a")
         await machine.kill(app)
     GATES.clear()
-    app = await machine.boot()
-    run = await app.start(changing_flow, id="a")
+    app, run = await machine.start(changing_flow, id="a")
     await run.signal("go")
     assert await run.result(timeout=60) == "paid 5 by a"
     assert len(keys_presented()) == 1, "the key of its first attempt"

@@ -13,15 +13,10 @@ import everstep
 from everstep import Done, Fatal, NotDone, Retry, step, workflow
 from everstep.errors import HoldConflict, Misuse, RunCancelled, RunHeld, StepTimedOut
 from tests.engine.lives import prove_life
-from tests.engine.resume_helpers import Gate, Machine, scenario
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import NOTES
 
-NOTES: list[str] = []
 RETRY = Retry(attempts=3, first=5.0, factor=1.0, jitter=0.0)
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
 
 
 class Refused(Exception):
@@ -97,11 +92,9 @@ def test_a_once_step_inside_of_another_step_is_refused() -> None:
 
 # -- what an error means -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("error", [NotDone("no money left the account"), Refused("no")])
-@scenario
 async def test_certainly_not_done_goes_by_the_retry_policy(machine: Machine, error: Exception) -> None:
     flow = failing(error, error, None, retry=RETRY, not_done=Refused)
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.rest()
     assert attempts() == ["1"]
     await machine.advance(4.9)
@@ -114,7 +107,6 @@ async def test_certainly_not_done_goes_by_the_retry_policy(machine: Machine, err
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_certainly_not_done_and_no_attempts_left_is_raised(machine: Machine) -> None:
     app = await machine.boot()
     assert await app.run(failing(NotDone("no")), id="r") == "caught NotDone"
@@ -123,7 +115,6 @@ async def test_certainly_not_done_and_no_attempts_left_is_raised(machine: Machin
 
 
 @pytest.mark.parametrize("error", [Fatal("card stolen"), Refused("no")])
-@scenario
 async def test_certainly_failed_is_raised_in_the_workflow_at_once(machine: Machine, error: Exception) -> None:
     flow = failing(error, None, retry=Retry(attempts=3, never=(Refused,)), raises=(Refused,))
     app = await machine.boot()
@@ -134,10 +125,8 @@ async def test_certainly_failed_is_raised_in_the_workflow_at_once(machine: Machi
 
 
 @pytest.mark.parametrize("error", [OSError("reset"), Refused("undeclared"), asyncio.CancelledError(), SystemExit(3)])
-@scenario
 async def test_any_other_error_is_a_doubt_whatever_the_retry_policy(machine: Machine, error: BaseException) -> None:
-    app = await machine.boot()
-    run = await app.start(failing(error, None, retry=RETRY), id="r")
+    app, run = await machine.start(failing(error, None, retry=RETRY), id="r")
     hold = await held(machine, run)
     assert hold.resolutions == ["done", "not-done", "cancel"], "without a probe nobody can be asked again"
     assert attempts() == ["1"]
@@ -147,7 +136,6 @@ async def test_any_other_error_is_a_doubt_whatever_the_retry_policy(machine: Mac
         await app.resolve("r", "probe")
 
 
-@scenario
 async def test_an_attempt_past_its_timeout_is_a_doubt_and_its_thread_may_still_act(machine: Machine) -> None:
     go_on = threading.Event()
 
@@ -162,8 +150,7 @@ async def test_an_attempt_past_its_timeout_is_a_doubt_and_its_thread_may_still_a
     async def flow() -> str:
         return await asyncio.to_thread(pay)
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await held(machine, run)
     await app.resolve("r", "not-done")
     hold = await held(machine, run)
@@ -176,7 +163,6 @@ async def test_an_attempt_past_its_timeout_is_a_doubt_and_its_thread_may_still_a
     assert NOTES == ["begun", "sent", "begun", "sent"]
 
 
-@scenario
 async def test_a_thread_of_another_step_does_not_count_as_one_that_may_still_act(machine: Machine) -> None:
     go_on = threading.Event()
 
@@ -196,14 +182,12 @@ async def test_a_thread_of_another_step_does_not_count_as_one_that_may_still_act
     async def flow() -> list[str]:
         return await asyncio.gather(asyncio.to_thread(long_read), asyncio.to_thread(pay))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.until(lambda: len(NOTES) == 2 or machine.status("r") == "held")
     go_on.set()
     assert await run.result(timeout=60) == ["read", "paid"]
 
 
-@scenario
 async def test_an_outcome_that_cannot_be_stored_is_held_as_done_without_a_value(machine: Machine) -> None:
     @step(effect="once")
     async def pay() -> Any:
@@ -214,8 +198,7 @@ async def test_an_outcome_that_cannot_be_stored_is_held_as_done_without_a_value(
     async def flow() -> Any:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     hold = await held(machine, run)
     assert hold.resolutions == ["done", "cancel"], "it happened, so it is not done again"
     assert "it happened" in hold.summary
@@ -225,7 +208,6 @@ async def test_an_outcome_that_cannot_be_stored_is_held_as_done_without_a_value(
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_that_it_happened_is_not_forgotten_while_another_hold_comes_first(machine: Machine) -> None:
     gate = Gate()
 
@@ -243,8 +225,7 @@ async def test_that_it_happened_is_not_forgotten_while_another_hold_comes_first(
     async def flow() -> list[Any]:
         return list(await asyncio.gather(doubtful(), pay()))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.until(lambda: "step_doubted" in machine.kinds("r"))
     gate.opened.set()
     hold = await held(machine, run)
@@ -260,7 +241,6 @@ async def test_that_it_happened_is_not_forgotten_while_another_hold_comes_first(
     assert NOTES == ["pay"]
 
 
-@scenario
 async def test_a_fallback_follows_only_a_certain_failure(machine: Machine) -> None:
     app = await machine.boot()
     assert await app.run(failing(Fatal("no"), fallback="by letter"), id="a") == "by letter"
@@ -268,10 +248,8 @@ async def test_a_fallback_follows_only_a_certain_failure(machine: Machine) -> No
 
 
 # -- what a person says ------------------------------------------------------------------------------------------------
-@scenario
 async def test_done_takes_the_value_and_the_step_does_not_run(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(failing(OSError("reset"), None), id="r")
+    app, run = await machine.start(failing(OSError("reset"), None), id="r")
     await held(machine, run)
     await app.resolve("r", "done", value="paid by hand", by="ann")
     assert await run.result(timeout=60) == "paid by hand"
@@ -281,10 +259,8 @@ async def test_done_takes_the_value_and_the_step_does_not_run(machine: Machine) 
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_not_done_does_it_again_with_the_same_key(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(failing(OSError("reset"), OSError("reset"), None), id="r")
+    app, run = await machine.start(failing(OSError("reset"), OSError("reset"), None), id="r")
     for _ in range(2):
         await held(machine, run)
         await app.resolve("r", "not-done")
@@ -294,7 +270,6 @@ async def test_not_done_does_it_again_with_the_same_key(machine: Machine) -> Non
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_probe_asks_the_outside_again(machine: Machine) -> None:
     answers: list[Any] = [RuntimeError("down"), Done("paid, says the bank")]
 
@@ -305,8 +280,7 @@ async def test_probe_asks_the_outside_again(machine: Machine) -> None:
             raise answer
         return answer
 
-    app = await machine.boot()
-    run = await app.start(failing(OSError("reset"), None, probe=probe, probe_for=0.0), id="r")
+    app, run = await machine.start(failing(OSError("reset"), None, probe=probe, probe_for=0.0), id="r")
     hold = await held(machine, run)
     assert hold.resolutions == ["done", "not-done", "probe", "cancel"]
     await app.resolve("r", "probe")
@@ -316,10 +290,8 @@ async def test_probe_asks_the_outside_again(machine: Machine) -> None:
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_cancel_ends_the_run_and_the_step_does_not_run(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(failing(OSError("reset"), None), id="r")
+    app, run = await machine.start(failing(OSError("reset"), None), id="r")
     await held(machine, run)
     await app.resolve("r", "cancel")
     with pytest.raises(RunCancelled):
@@ -328,7 +300,6 @@ async def test_cancel_ends_the_run_and_the_step_does_not_run(machine: Machine) -
     assert machine.status("r") == "cancelled"
 
 
-@scenario
 async def test_two_steps_in_doubt_are_asked_about_one_after_the_other(machine: Machine) -> None:
     gate = Gate()
 
@@ -346,12 +317,10 @@ async def test_two_steps_in_doubt_are_asked_about_one_after_the_other(machine: M
         second = asyncio.create_task(pay("b"))
         return [await first, await second]
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.kill(app)
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await held(machine, run)
     assert machine.kinds("r")[-1] == "run_held", "nothing is written after the hold"
     await app.resolve("r", "done", value="A")
@@ -363,7 +332,6 @@ async def test_two_steps_in_doubt_are_asked_about_one_after_the_other(machine: M
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_a_step_that_was_asked_for_behind_a_doubt_is_not_begun_while_the_run_is_held(machine: Machine) -> None:
     """The code's next command is new when the run is taken up, and the run is held at that moment."""
     gate = Gate()
@@ -387,8 +355,7 @@ async def test_a_step_that_was_asked_for_behind_a_doubt_is_not_begun_while_the_r
 
         return list(await asyncio.gather(pay("a"), other()))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.kill(app)
     app = await machine.boot()
@@ -473,14 +440,12 @@ def by_group(pay: Any) -> Any:
 
 @pytest.mark.parametrize("made", [by_timeout, by_wait_for, by_cancel, by_group])
 @pytest.mark.parametrize("crash", [False, True])
-@scenario
 async def test_a_timeout_reaches_the_code_only_after_the_step_is_settled(
     machine: Machine, made: Callable[[Any], Any], crash: bool
 ) -> None:
     gate = Gate()
     flow = made(slow_pay(gate))
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     machine.clock.advance(6)
     await machine.until(lambda: "timer_fired" in machine.kinds("r"))
@@ -489,8 +454,7 @@ async def test_a_timeout_reaches_the_code_only_after_the_step_is_settled(
     assert "step_cancelled" not in machine.kinds("r")
     if crash:
         await machine.kill(app)
-        app = await machine.boot()
-        run = await app.start(flow, id="r")
+        app, run = await machine.start(flow, id="r")
         await held(machine, run)
         await app.resolve("r", "done", value="paid")
     else:
@@ -501,7 +465,6 @@ async def test_a_timeout_reaches_the_code_only_after_the_step_is_settled(
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_a_step_that_is_cancelled_before_it_began_does_not_begin(machine: Machine) -> None:
     @step(effect="once")
     async def pay() -> str:
@@ -524,7 +487,6 @@ async def test_a_step_that_is_cancelled_before_it_began_does_not_begin(machine: 
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_a_run_that_is_cancelled_within_its_grace_waits_for_the_step(machine: Machine) -> None:
     gate = Gate()
     pay = slow_pay(gate)
@@ -536,8 +498,7 @@ async def test_a_run_that_is_cancelled_within_its_grace_waits_for_the_step(machi
         finally:
             NOTES.append("finally")
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await run.cancel(grace=30)
     await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
@@ -551,7 +512,6 @@ async def test_a_run_that_is_cancelled_within_its_grace_waits_for_the_step(machi
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["quick", "expensive"])
 @pytest.mark.parametrize("now", [True, False], ids=["now", "grace-over"])
-@scenario
 async def test_a_run_that_is_ended_without_its_code_waits_for_a_body_that_must_not_be_cut_off(
     machine: Machine, now: bool, seconds: float
 ) -> None:
@@ -564,8 +524,7 @@ async def test_a_run_that_is_ended_without_its_code_waits_for_a_body_that_must_n
         await everstep.receive("never")
         return paid
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await asyncio.sleep(seconds)
     await run.cancel(now=now, grace=5)
@@ -583,7 +542,6 @@ async def test_a_run_that_is_ended_without_its_code_waits_for_a_body_that_must_n
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_a_run_that_is_ended_without_its_code_is_held_if_its_step_comes_into_doubt(machine: Machine) -> None:
     gate = Gate()
 
@@ -596,8 +554,7 @@ async def test_a_run_that_is_ended_without_its_code_is_held_if_its_step_comes_in
     async def flow() -> str:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await run.cancel(now=True)
     gate.opened.set()
@@ -607,7 +564,6 @@ async def test_a_run_that_is_ended_without_its_code_is_held_if_its_step_comes_in
         await run.result(timeout=60)
 
 
-@scenario
 async def test_an_app_that_stops_starts_what_it_has_announced_and_leaves_no_doubt(machine: Machine) -> None:
     @step(effect="once")
     async def pay() -> str:
@@ -618,8 +574,7 @@ async def test_an_app_that_stops_starts_what_it_has_announced_and_leaves_no_doub
     async def announced() -> str:
         return await pay()
 
-    app = await machine.boot()
-    await app.start(announced, id="r")
+    app, _ = await machine.start(announced, id="r")
     while not any(driver.attempts.starting for driver in app.drivers.values()):
         await asyncio.sleep(0)
     assert NOTES == []
@@ -632,7 +587,6 @@ async def test_an_app_that_stops_starts_what_it_has_announced_and_leaves_no_doub
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["quick", "expensive"])
-@scenario
 async def test_a_hold_waits_for_a_body_that_must_not_be_cut_off(machine: Machine, seconds: float) -> None:
     gate = Gate()
     pay = slow_pay(gate)
@@ -654,8 +608,7 @@ async def test_a_hold_waits_for_a_body_that_must_not_be_cut_off(machine: Machine
 
         return list(await asyncio.gather(doubtful(), two()))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.until(lambda: "step_doubted" in machine.kinds("r"))
     await asyncio.sleep(seconds)
     assert machine.status("r") == "running", "the hold is wanted, and the other body is not cut off"
@@ -670,7 +623,6 @@ async def test_a_hold_waits_for_a_body_that_must_not_be_cut_off(machine: Machine
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_a_hold_that_a_person_asks_for_waits_too(machine: Machine) -> None:
     gate = Gate()
     pay = slow_pay(gate)
@@ -679,8 +631,7 @@ async def test_a_hold_that_a_person_asks_for_waits_too(machine: Machine) -> None
     async def flow() -> str:
         return str(await pay()) + str(await everstep.receive("word"))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await app.hold("r", "look at it")
     assert machine.status("r") == "running"

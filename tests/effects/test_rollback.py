@@ -25,16 +25,8 @@ from everstep.stores.memory import MemoryStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, cut, play
-from tests.engine.resume_helpers import Gate, Machine, freeze, scenario
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-    GATES.clear()
+from tests.engine.resume_helpers import Gate, Machine, freeze
+from tests.worlds.ledger import GATES, NOTES
 
 
 def notes() -> list[str]:
@@ -110,10 +102,8 @@ UNBOOKED = ["unbook Rome", "unbook Oslo"]
 
 
 # -- in every status ---------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_waiting_run_stops_where_it_is_and_its_code_is_not_asked(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(rollback_trip, id="r")
+    app, _ = await machine.start(rollback_trip, id="r")
     await machine.until_status("r", "waiting")
     await app.rollback("r", "the customer left", by="ann")
     await rolled_back(machine, app)
@@ -122,7 +112,6 @@ async def test_a_waiting_run_stops_where_it_is_and_its_code_is_not_asked(machine
     assert (asked.note, asked.by, asked.uncompensated) == ("the customer left", "ann", False)
 
 
-@scenario
 async def test_a_waiting_run_that_another_process_drives_is_rolled_back_by_that(machine: Machine) -> None:
     owner, stranger = await machine.boot(), await machine.boot()
     await owner.start(rollback_trip, id="r")
@@ -132,22 +121,18 @@ async def test_a_waiting_run_that_another_process_drives_is_rolled_back_by_that(
     assert notes() == BOOKED + UNBOOKED
 
 
-@scenario
 async def test_a_running_run_does_not_wait_for_a_step_that_has_nothing_to_undo(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    app = await machine.boot()
-    await app.start(rollback_trip, "look", id="r")
+    app, _ = await machine.start(rollback_trip, "look", id="r")
     await GATES["Wien"].reached.wait()
     await app.rollback("r")
     await rolled_back(machine, app)
     assert notes() == [*BOOKED, "look Wien", *UNBOOKED]
 
 
-@scenario
 async def test_a_running_run_finishes_a_begun_step_that_can_be_undone_and_undoes_it(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    app = await machine.boot()
-    await app.start(rollback_trip, "book", id="r")
+    app, _ = await machine.start(rollback_trip, "book", id="r")
     await GATES["Wien"].reached.wait()
     await app.rollback("r")
     await machine.until(lambda: "rollback_requested" in machine.kinds("r"))
@@ -158,11 +143,9 @@ async def test_a_running_run_finishes_a_begun_step_that_can_be_undone_and_undoes
     assert notes() == [*BOOKED, "book Wien", "unbook Wien", *UNBOOKED]
 
 
-@scenario
 async def test_a_begun_step_that_can_be_undone_is_finished_by_another_process_first(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    first = await machine.boot()
-    await first.start(rollback_trip, "book", id="r")
+    first, _ = await machine.start(rollback_trip, "book", id="r")
     await GATES["Wien"].reached.wait()
     await first.rollback("r")
     await machine.until(lambda: "rollback_requested" in machine.kinds("r"))
@@ -173,11 +156,9 @@ async def test_a_begun_step_that_can_be_undone_is_finished_by_another_process_fi
     assert notes() == [*BOOKED, "book Wien", "book Wien", "unbook Wien", *UNBOOKED]
 
 
-@scenario
 async def test_a_run_that_nobody_drives_is_rolled_back_when_somebody_takes_it_up(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    first = await machine.boot()
-    await first.start(rollback_trip, "look", id="r")
+    first, _ = await machine.start(rollback_trip, "look", id="r")
     await GATES["Wien"].reached.wait()
     await machine.kill(first)
     stranger = await machine.boot()
@@ -187,7 +168,6 @@ async def test_a_run_that_nobody_drives_is_rolled_back_when_somebody_takes_it_up
     assert notes() == [*BOOKED, "look Wien", *UNBOOKED]
 
 
-@scenario
 async def test_a_completed_run_is_taken_up_once_more_and_cancelled(machine: Machine) -> None:
     app = await machine.boot()
     assert await app.run(rollback_trip, "return", id="r") == "home"
@@ -202,7 +182,6 @@ async def test_a_completed_run_is_taken_up_once_more_and_cancelled(machine: Mach
     assert await (await app.start(rollback_trip, "return", id="r", on_existing="restart")).result() == "home"
 
 
-@scenario
 async def test_a_failed_run_that_has_nothing_to_undo_becomes_cancelled(machine: Machine) -> None:
     @workflow
     async def fails() -> None:
@@ -218,10 +197,8 @@ async def test_a_failed_run_that_has_nothing_to_undo_becomes_cancelled(machine: 
 
 
 @pytest.mark.parametrize("now", [False, True])
-@scenario
 async def test_a_cancelled_run_can_be_rolled_back_later(machine: Machine, now: bool) -> None:
-    app = await machine.boot()
-    run = await app.start(rollback_trip, id="r")
+    app, run = await machine.start(rollback_trip, id="r")
     await machine.until_status("r", "waiting")
     await run.cancel(now=now)
     with pytest.raises(RunCancelled):
@@ -233,11 +210,9 @@ async def test_a_cancelled_run_can_be_rolled_back_later(machine: Machine, now: b
     assert notes() == BOOKED + exits + UNBOOKED
 
 
-@scenario
 async def test_a_step_that_a_cancel_left_open_is_finished_before_the_rollback_undoes_it(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    first = await machine.boot()
-    await first.start(rollback_trip, "book", id="r")
+    first, _ = await machine.start(rollback_trip, "book", id="r")
     await GATES["Wien"].reached.wait()
     await machine.kill(first)
     app = await machine.boot()
@@ -249,7 +224,6 @@ async def test_a_step_that_a_cancel_left_open_is_finished_before_the_rollback_un
     assert notes() == [*BOOKED, "book Wien", "book Wien", "unbook Wien", *UNBOOKED]
 
 
-@scenario
 async def test_after_a_crash_a_rollback_settles_only_what_can_be_undone(machine: Machine) -> None:
     GATES["Wien"], GATES["Rome"] = Gate(), Gate()
 
@@ -257,8 +231,7 @@ async def test_after_a_crash_a_rollback_settles_only_what_can_be_undone(machine:
     async def both() -> None:
         await asyncio.gather(look("Wien"), book("Rome"))
 
-    first = await machine.boot()
-    await first.start(both, id="r")
+    first, _ = await machine.start(both, id="r")
     await GATES["Wien"].reached.wait()
     await GATES["Rome"].reached.wait()
     await first.rollback("r")
@@ -271,16 +244,13 @@ async def test_after_a_crash_a_rollback_settles_only_what_can_be_undone(machine:
     assert [event.step for event in machine.events("r") if event.kind == "step_started"].count("look") == 1
 
 
-@scenario
 async def test_a_delayed_run_that_has_not_begun_is_just_cancelled(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(rollback_trip, id="r", delay=100)
+    app, _ = await machine.start(rollback_trip, id="r", delay=100)
     await app.rollback("r")
     await machine.until_status("r", "cancelled")
     assert notes() == []
 
 
-@scenario
 async def test_a_run_that_is_not_there_or_is_damaged_is_not_rolled_back(machine: Machine) -> None:
     app = await machine.boot()
     with pytest.raises(UnknownRun):
@@ -328,7 +298,7 @@ def test_the_blocking_app_rolls_back_too() -> None:
 
 # -- in all its lives --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("last", ["return", "wait"])
-def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) -> None:
+async def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) -> None:
     async def live(store: Any, at: int, *, begin: bool) -> tuple[list[str], list[Any]]:
         NOTES.clear()
         clock = FakeClock(at)
@@ -346,21 +316,18 @@ def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) -> None:
         finally:
             await app.close()
 
-    async def main() -> None:
-        store = MemoryStore()
-        notes, events = await live(store, 2_000_000_000_000_000, begin=True)
-        assert notes == BOOKED + UNBOOKED
-        kinds = [event.kind for event in events]
-        for count in range(kinds.index("rollback_requested") + 1, len(events)):
-            again, longer = await live(cut(store, count), events[count - 1].at, begin=False)
-            assert longer[:count] == events[:count]
-            assert [one.kind for one in longer if one.kind != "step_started"] == [
-                kind for kind in kinds if kind != "step_started"
-            ], count
-            done = sum(kind == "step_completed" for kind in kinds[:count]) - 2
-            assert again == UNBOOKED[done:], f"cut after event {count} ({kinds[count - 1]})"
-
-    asyncio.run(main())
+    store = MemoryStore()
+    notes, events = await live(store, 2_000_000_000_000_000, begin=True)
+    assert notes == BOOKED + UNBOOKED
+    kinds = [event.kind for event in events]
+    for count in range(kinds.index("rollback_requested") + 1, len(events)):
+        again, longer = await live(cut(store, count), events[count - 1].at, begin=False)
+        assert longer[:count] == events[:count]
+        assert [one.kind for one in longer if one.kind != "step_started"] == [
+            kind for kind in kinds if kind != "step_started"
+        ], count
+        done = sum(kind == "step_completed" for kind in kinds[:count]) - 2
+        assert again == UNBOOKED[done:], f"cut after event {count} ({kinds[count - 1]})"
 
 
 # -- what is in doubt --------------------------------------------------------------------------------------------------
@@ -390,12 +357,10 @@ def paying(*answers: Any) -> Any:
     ("answer", "value", "undone"),
     [("done", "receipt 7", ["refund receipt 7", "unbook Oslo"]), ("not-done", None, ["unbook Oslo"])],
 )
-@scenario
 async def test_a_step_in_doubt_is_asked_about_once_more_and_never_done_again(
     machine: Machine, answer: str, value: str | None, undone: list[str]
 ) -> None:
-    app = await machine.boot()
-    run = await app.start(paying(), id="r")
+    app, run = await machine.start(paying(), id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     assert "rollback" in machine.hold("r").resolutions
@@ -417,13 +382,11 @@ async def test_a_step_in_doubt_is_asked_about_once_more_and_never_done_again(
     ("answer", "undone"),
     [(Done("receipt 7"), ["refund receipt 7", "unbook Oslo"]), (NotDone(), ["unbook Oslo"])],
 )
-@scenario
 async def test_a_step_in_doubt_is_settled_by_its_probe_before_a_rollback(
     machine: Machine, answer: Any, undone: list[str]
 ) -> None:
     buy = paying(everstep.Unknown("not yet"), answer)
-    app = await machine.boot()
-    await app.start(buy, id="r")
+    app, _ = await machine.start(buy, id="r")
     await machine.until(lambda: "probe_answered" in machine.kinds("r"))
     await machine.rest()
     await app.rollback("r")
@@ -433,7 +396,6 @@ async def test_a_step_in_doubt_is_settled_by_its_probe_before_a_rollback(
     assert notes() == ["book Oslo", "pay", *undone]
 
 
-@scenario
 async def test_a_once_step_under_way_is_waited_for_and_undone(machine: Machine) -> None:
     gate = Gate()
 
@@ -446,8 +408,7 @@ async def test_a_once_step_under_way_is_waited_for_and_undone(machine: Machine) 
     async def buy() -> str:
         return await pay()
 
-    app = await machine.boot()
-    await app.start(buy, id="r")
+    app, _ = await machine.start(buy, id="r")
     await gate.reached.wait()
     await app.rollback("r")
     await machine.until(lambda: "rollback_requested" in machine.kinds("r"))
@@ -458,7 +419,6 @@ async def test_a_once_step_under_way_is_waited_for_and_undone(machine: Machine) 
 
 
 # -- what nothing undoes -----------------------------------------------------------------------------------------------
-@scenario
 async def test_a_finished_once_effect_without_a_compensation_refuses_a_rollback_unless_it_is_allowed(
     machine: Machine,
 ) -> None:
@@ -476,11 +436,9 @@ async def test_a_finished_once_effect_without_a_compensation_refuses_a_rollback_
     assert machine.bodies("r", "rollback_requested")[0].uncompensated
 
 
-@scenario
 async def test_a_begun_once_effect_without_a_compensation_refuses_a_rollback_too(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    app = await machine.boot()
-    await app.start(rollback_trip, "mail", id="r")
+    app, _ = await machine.start(rollback_trip, "mail", id="r")
     await GATES["Wien"].reached.wait()
     with pytest.raises(Uncompensated):
         await app.rollback("r")
@@ -490,7 +448,6 @@ async def test_a_begun_once_effect_without_a_compensation_refuses_a_rollback_too
     assert notes() == [*BOOKED, "mail Wien", *UNBOOKED]
 
 
-@scenario
 async def test_an_effect_that_happens_between_the_question_and_the_rollback_holds_the_run(machine: Machine) -> None:
     """The command sees nothing that would stay; when the request arrives, a mail is on its way."""
     GATES["Wien"], GATES["Rome"] = Gate(), Gate()
@@ -522,7 +479,6 @@ async def test_an_effect_that_happens_between_the_question_and_the_rollback_hold
     assert notes() == [*BOOKED, "mail Wien", *UNBOOKED]
 
 
-@scenario
 async def test_effects_of_child_runs_refuse_a_rollback_and_are_rolled_back_by_themselves(machine: Machine) -> None:
     @step(effect="once", compensate=lambda outcome: NOTES.append("child's own"))
     async def pay() -> str:
@@ -555,12 +511,10 @@ async def test_effects_of_child_runs_refuse_a_rollback_and_are_rolled_back_by_th
 
 
 # -- holds -------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_held_run_is_rolled_back_by_the_verb_and_by_the_resolution(machine: Machine) -> None:
     for name, verb in (("a", "rollback"), ("b", "resolve")):
         NOTES.clear()
-        app = await machine.boot()
-        await app.start(rollback_trip, id=name)
+        app, _ = await machine.start(rollback_trip, id=name)
         await machine.until_status(name, "waiting")
         await app.hold(name)
         if verb == "rollback":
@@ -573,7 +527,6 @@ async def test_a_held_run_is_rolled_back_by_the_verb_and_by_the_resolution(machi
         assert (resolved.resolution, resolved.note, resolved.by) == ("rollback", "why not", "ann")
 
 
-@scenario
 async def test_a_run_whose_step_is_exhausted_is_rolled_back(machine: Machine) -> None:
     @step(retry=Retry(attempts=1, then="hold"), compensate=unbook)
     async def full(city: str) -> str:
@@ -584,8 +537,7 @@ async def test_a_run_whose_step_is_exhausted_is_rolled_back(machine: Machine) ->
         await book("Oslo")
         await full("Rome")
 
-    app = await machine.boot()
-    run = await app.start(tour, id="r")
+    app, run = await machine.start(tour, id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     await app.resolve("r", "rollback")
@@ -593,7 +545,6 @@ async def test_a_run_whose_step_is_exhausted_is_rolled_back(machine: Machine) ->
     assert notes() == ["book Oslo", "unbook Oslo"], "what failed is not undone"
 
 
-@scenario
 async def test_a_run_that_is_stuck_or_drifted_is_rolled_back(machine: Machine) -> None:
     world = {"schema": 1}
 
@@ -615,8 +566,7 @@ async def test_a_run_that_is_stuck_or_drifted_is_rolled_back(machine: Machine) -
     await machine.until_status("drift", "waiting")
     await machine.kill(first)
     world["schema"] = 2
-    app = await machine.boot()
-    await app.start(drifts, id="drift")
+    app, _ = await machine.start(drifts, id="drift")
     await machine.until_status("drift", "held")
     for run in ("stuck", "drift"):
         assert machine.hold(run).reason == run
@@ -626,7 +576,6 @@ async def test_a_run_that_is_stuck_or_drifted_is_rolled_back(machine: Machine) -
         assert notes() == ["unbook Oslo"]
 
 
-@scenario
 async def test_code_that_spins_offers_no_rollback_for_it_would_spin_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -644,7 +593,6 @@ async def test_code_that_spins_offers_no_rollback_for_it_would_spin_again(
     assert machine.hold("r").resolutions == ["retry", "cancel"]
 
 
-@scenario
 async def test_a_run_whose_code_diverged_is_rolled_back_when_the_right_code_is_there(machine: Machine) -> None:
     def version(city: str) -> Any:
         @workflow(name="rollback_versioned")
@@ -671,7 +619,6 @@ async def test_a_run_whose_code_diverged_is_rolled_back_when_the_right_code_is_t
 
 # -- races -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("last", ["return", "raise", "mail"])
-@scenario
 async def test_a_rollback_that_meets_the_end_takes_effect(machine: Machine, last: str) -> None:
     """The code has finished and its end is refused, because the request came first."""
     GATES["Rome"] = Gate()
@@ -700,7 +647,6 @@ async def test_a_rollback_that_meets_the_end_takes_effect(machine: Machine, last
     assert [one.state for one in machine.store.signals("r")] == ["consumed"]
 
 
-@scenario
 async def test_what_is_rolled_back_cannot_be_rolled_back_or_retried_again(machine: Machine) -> None:
     gate = Gate()
 
@@ -733,7 +679,6 @@ async def test_what_is_rolled_back_cannot_be_rolled_back_or_retried_again(machin
     assert notes() == ["undone"]
 
 
-@scenario
 async def test_two_rollbacks_at_once_are_one(machine: Machine) -> None:
     one, other = await machine.boot(), await machine.boot()
     await one.start(rollback_trip, id="r")
@@ -744,11 +689,9 @@ async def test_two_rollbacks_at_once_are_one(machine: Machine) -> None:
     assert machine.kinds("r").count("rollback_requested") == 1
 
 
-@scenario
 async def test_a_cancel_now_does_not_swallow_a_rollback_that_waits_in_the_inbox(machine: Machine) -> None:
     """They are taken in the order of their arrival; what the cancel leaves, a later rollback undoes."""
-    first = await machine.boot()
-    await first.start(rollback_trip, id="r")
+    first, _ = await machine.start(rollback_trip, id="r")
     await machine.until_status("r", "waiting")
     await machine.kill(first)
     stranger = await machine.boot()
@@ -764,11 +707,9 @@ async def test_a_cancel_now_does_not_swallow_a_rollback_that_waits_in_the_inbox(
     assert notes() == BOOKED + UNBOOKED
 
 
-@scenario
 async def test_a_rollback_after_a_cancel_takes_the_cancel_s_place(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    app = await machine.boot()
-    await app.start(rollback_trip, "book", id="r")
+    app, _ = await machine.start(rollback_trip, "book", id="r")
     await GATES["Wien"].reached.wait()
     await app.cancel("r", now=True)
     await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
@@ -779,7 +720,6 @@ async def test_a_rollback_after_a_cancel_takes_the_cancel_s_place(machine: Machi
     assert notes() == [*BOOKED, "book Wien", "unbook Wien", *UNBOOKED]
 
 
-@scenario
 async def test_children_are_asked_to_stop_and_an_ended_child_is_left_alone(machine: Machine) -> None:
     @workflow
     async def waits() -> None:
@@ -796,8 +736,7 @@ async def test_children_are_asked_to_stop_and_an_ended_child_is_left_alone(machi
         await book("Oslo")
         await everstep.receive("never", str)
 
-    app = await machine.boot()
-    await app.start(parent, id="r")
+    app, _ = await machine.start(parent, id="r")
     await machine.until_status("r", "waiting")
     await machine.until_status("child", "waiting")
     await machine.until_status("awaited", "waiting")

@@ -18,16 +18,8 @@ from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from everstep.testing.rules_history import HistoryJudge
 from tests.engine.lives import RUN, Life, cut, live, prove_life
-from tests.engine.resume_helpers import Gate, Machine, freeze, scenario
-
-NOTES: list[Any] = []
-KEYS: list[tuple[str, str]] = []
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-    KEYS.clear()
+from tests.engine.resume_helpers import Gate, Machine, freeze
+from tests.worlds.ledger import KEYS, NOTES
 
 
 @dataclass
@@ -329,7 +321,6 @@ def test_a_failed_step_and_one_whose_fallback_took_its_place_are_not_compensated
     assert NOTES == []
 
 
-@scenario
 async def test_a_step_that_a_person_skipped_is_not_compensated(machine: Machine) -> None:
     @step(compensate=cancel_room, retry=Retry(attempts=1, then="hold"))
     async def full(city: str) -> str:
@@ -340,8 +331,7 @@ async def test_a_step_that_a_person_skipped_is_not_compensated(machine: Machine)
         await full("Rome")
         raise ValueError
 
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    app, run = await machine.start(trip, id="r")
     with pytest.raises(RunHeld):
         await run.result()
     await app.resolve("r", "skip", value="by hand")
@@ -351,7 +341,6 @@ async def test_a_step_that_a_person_skipped_is_not_compensated(machine: Machine)
 
 
 # -- what is under way is settled first --------------------------------------------------------------------------------
-@scenario
 async def test_a_begun_once_step_is_settled_before_anything_is_compensated(machine: Machine) -> None:
     gate, answers = Gate(), [Done("ticket 7")]
 
@@ -365,8 +354,7 @@ async def test_a_begun_once_step_is_settled_before_anything_is_compensated(machi
         await book_room("Oslo")
         await asyncio.gather(ticket(), fail())
 
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    _, run = await machine.start(trip, id="r")
     await machine.until(lambda: "step_failed" in machine.kinds("r"))
     await machine.until(lambda: gate.reached.is_set())
     await asyncio.sleep(0.01)
@@ -378,7 +366,6 @@ async def test_a_begun_once_step_is_settled_before_anything_is_compensated(machi
     sound(machine)
 
 
-@scenario
 async def test_a_compensable_step_that_is_cancelled_by_a_failing_sibling_is_finished_and_undone(
     machine: Machine,
 ) -> None:
@@ -396,8 +383,7 @@ async def test_a_compensable_step_that_is_cancelled_by_a_failing_sibling_is_fini
             group.create_task(slow_room("Oslo"))
             group.create_task(fail())
 
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    _, run = await machine.start(trip, id="r")
     await machine.until(lambda: "step_failed" in machine.kinds("r"))
     await gate.reached.wait()
     await asyncio.sleep(0.01)
@@ -410,7 +396,6 @@ async def test_a_compensable_step_that_is_cancelled_by_a_failing_sibling_is_fini
     sound(machine)
 
 
-@scenario
 async def test_a_compensable_step_that_was_cut_off_by_a_crash_is_finished_before_the_run_ends(machine: Machine) -> None:
     gate = Gate()
 
@@ -424,8 +409,7 @@ async def test_a_compensable_step_that_was_cut_off_by_a_crash_is_finished_before
     async def trip() -> None:
         await asyncio.gather(slow_room("Oslo"), fail())
 
-    first = await machine.boot()
-    await first.start(trip, id="r")
+    first, _ = await machine.start(trip, id="r")
     await machine.until(lambda: "step_failed" in machine.kinds("r"))
     await machine.kill(first)
     gate.opened.set()
@@ -436,7 +420,6 @@ async def test_a_compensable_step_that_was_cut_off_by_a_crash_is_finished_before
     sound(machine)
 
 
-@scenario
 async def test_a_compensable_step_that_was_cancelled_between_two_attempts_is_over(machine: Machine) -> None:
     @step(compensate=cancel_room, retry=Retry(attempts=5, first=60.0, jitter=0.0))
     async def shaky(city: str) -> str:
@@ -452,8 +435,7 @@ async def test_a_compensable_step_that_was_cancelled_between_two_attempts_is_ove
             return "gave up"
         return ""
 
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    _, run = await machine.start(trip, id="r")
     await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
     await machine.rest()
     await machine.advance(5)
@@ -496,11 +478,9 @@ def failing_compensation(*errors: BaseException | None, **options: Any) -> Any:
     return trip
 
 
-@scenario
 async def test_a_compensation_that_fails_for_good_holds_the_run_and_says_what_it_means(machine: Machine) -> None:
     trip = failing_compensation(ConnectionError(1), ConnectionError(2), retry=Retry(attempts=2, first=0.0))
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    app, run = await machine.start(trip, id="r")
     hold = await held(machine, run, "exhausted")
     assert hold.resolutions == ["retry", "skip", "cancel"]
     assert hold.summary.startswith("the compensation of")
@@ -517,11 +497,9 @@ async def test_a_compensation_that_fails_for_good_holds_the_run_and_says_what_it
 
 
 @pytest.mark.parametrize("error", [ConnectionError("x"), Fatal("never")])
-@scenario
 async def test_retry_gives_a_failed_compensation_new_attempts(machine: Machine, error: Exception) -> None:
     trip = failing_compensation(error, error, None)
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    app, run = await machine.start(trip, id="r")
     for _ in range(2):
         await held(machine, run, "exhausted")
         await app.resolve("r", "retry")
@@ -533,11 +511,9 @@ async def test_retry_gives_a_failed_compensation_new_attempts(machine: Machine, 
     sound(machine)
 
 
-@scenario
 async def test_skip_leaves_one_step_as_it_is_and_goes_on_with_the_others(machine: Machine) -> None:
     trip = failing_compensation(ConnectionError("x"))
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    app, run = await machine.start(trip, id="r")
     await held(machine, run, "exhausted")
     await app.resolve("r", "skip", value=None, note="by hand", by="ann")
     with pytest.raises(ValueError) as raised:
@@ -549,11 +525,9 @@ async def test_skip_leaves_one_step_as_it_is_and_goes_on_with_the_others(machine
     sound(machine)
 
 
-@scenario
 async def test_cancel_ends_a_run_in_the_middle_and_a_rollback_goes_on_with_the_rest(machine: Machine) -> None:
     trip = failing_compensation(ConnectionError("x"), None)
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    app, run = await machine.start(trip, id="r")
     await held(machine, run, "exhausted")
     await app.resolve("r", "cancel")
     with pytest.raises(RunCancelled):
@@ -570,13 +544,11 @@ async def test_cancel_ends_a_run_in_the_middle_and_a_rollback_goes_on_with_the_r
     sound(machine)
 
 
-@scenario
 async def test_a_once_compensation_in_doubt_is_settled_like_any_once_step(machine: Machine) -> None:
     for answer, notes in (("done", 1), ("not-done", 2)):
         NOTES.clear()
         trip = failing_compensation(ConnectionError("x"), None, effect="once")
-        app = await machine.boot()
-        run = await app.start(trip, id=f"r-{answer}")
+        app, run = await machine.start(trip, id=f"r-{answer}")
         hold = await held(machine, run, "in-doubt")
         assert hold.resolutions == ["done", "not-done", "cancel"]
         assert "is in doubt" in hold.summary
@@ -588,7 +560,6 @@ async def test_a_once_compensation_in_doubt_is_settled_like_any_once_step(machin
     sound(machine)
 
 
-@scenario
 async def test_a_once_compensation_asks_its_probe(machine: Machine) -> None:
     asked: list[tuple[Any, ...]] = []
 
@@ -618,7 +589,6 @@ def test_what_a_compensation_returns_need_not_be_storable() -> None:
     assert life.row.status == "failed"
 
 
-@scenario
 async def test_a_compensation_that_cannot_be_called_with_the_outcome_holds_the_run(machine: Machine) -> None:
     def version(undo: Any) -> Any:
         @step(name="do", compensate=undo)
@@ -632,8 +602,7 @@ async def test_a_compensation_that_cannot_be_called_with_the_outcome_holds_the_r
 
         return versioned
 
-    app = await machine.boot()
-    run = await app.start(version(lambda outcome: NOTES.append("undone")), id="r")
+    app, run = await machine.start(version(lambda outcome: NOTES.append("undone")), id="r")
     hold = await held(machine, run, "stuck")
     assert hold.summary.startswith("a compensation cannot begin: do.compensate cannot be called to undo do: ")
     assert "takes at most 1" in hold.summary
@@ -644,7 +613,6 @@ async def test_a_compensation_that_cannot_be_called_with_the_outcome_holds_the_r
     assert NOTES == ["undone ('Oslo', 'Rome')"]
 
 
-@scenario
 async def test_an_outcome_that_cannot_be_read_just_now_is_read_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -661,8 +629,7 @@ async def test_an_outcome_that_cannot_be_read_just_now_is_read_again(
         await everstep.receive("go", str)
         raise ValueError
 
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    app, run = await machine.start(trip, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     read = app.store.payload
@@ -703,15 +670,13 @@ def slow_compensation(gate: Gate, **options: Any) -> Any:
     return trip
 
 
-@scenario
 async def test_a_cancelled_run_is_not_compensated(machine: Machine) -> None:
     @workflow
     async def trip() -> None:
         await book_room("Oslo")
         await asyncio.sleep(1000)
 
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    _, run = await machine.start(trip, id="r")
     await machine.until_status("r", "waiting")
     await run.cancel()
     with pytest.raises(RunCancelled):
@@ -719,11 +684,9 @@ async def test_a_cancelled_run_is_not_compensated(machine: Machine) -> None:
     assert NOTES == ["room in Oslo"]
 
 
-@scenario
 async def test_a_cancel_does_not_cut_a_compensation_off(machine: Machine) -> None:
     gate = Gate()
-    app = await machine.boot()
-    run = await app.start(slow_compensation(gate), id="r")
+    _, run = await machine.start(slow_compensation(gate), id="r")
     await gate.reached.wait()
     await run.cancel("enough", grace=0.0)
     await run.cancel("enough", grace=0.0)
@@ -738,11 +701,9 @@ async def test_a_cancel_does_not_cut_a_compensation_off(machine: Machine) -> Non
     sound(machine)
 
 
-@scenario
 async def test_a_cancel_that_meets_the_end_of_a_compensation_changes_nothing(machine: Machine) -> None:
     gate = Gate()
-    app = await machine.boot()
-    run = await app.start(slow_compensation(gate), id="r")
+    app, run = await machine.start(slow_compensation(gate), id="r")
     await gate.reached.wait()
     stranger = await machine.boot()
     freeze(app)  # so that it does not see the cancel before its end is refused
@@ -755,11 +716,9 @@ async def test_a_cancel_that_meets_the_end_of_a_compensation_changes_nothing(mac
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_cancel_now_ends_a_compensation_when_no_effect_is_under_way(machine: Machine) -> None:
     gate = Gate()
-    app = await machine.boot()
-    run = await app.start(slow_compensation(gate), id="r")
+    app, run = await machine.start(slow_compensation(gate), id="r")
     await gate.reached.wait()
     await run.cancel(now=True)
     await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
@@ -774,7 +733,6 @@ async def test_cancel_now_ends_a_compensation_when_no_effect_is_under_way(machin
     sound(machine)
 
 
-@scenario
 async def test_a_run_that_takes_too_long_is_compensated_and_its_grace_does_not_count_for_that(machine: Machine) -> None:
     gate = Gate()
 
@@ -794,8 +752,7 @@ async def test_a_run_that_takes_too_long_is_compensated_and_its_grace_does_not_c
         finally:
             await plain("cleaned up")
 
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    _, run = await machine.start(trip, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     machine.clock.advance(10)
@@ -808,7 +765,6 @@ async def test_a_run_that_takes_too_long_is_compensated_and_its_grace_does_not_c
     assert NOTES == ["cleaned up", "undone"]
 
 
-@scenario
 async def test_code_that_does_not_stop_in_its_grace_is_compensated_without_it(machine: Machine) -> None:
     @workflow(timeout=10)
     async def stubborn() -> None:
@@ -819,8 +775,7 @@ async def test_code_that_does_not_stop_in_its_grace_is_compensated_without_it(ma
             except asyncio.CancelledError:
                 pass
 
-    first = await machine.boot()
-    await first.start(stubborn, id="r")
+    first, _ = await machine.start(stubborn, id="r")
     await machine.until_status("r", "waiting")
     await machine.advance(10)
     await machine.advance(31)
@@ -834,7 +789,6 @@ async def test_code_that_does_not_stop_in_its_grace_is_compensated_without_it(ma
     sound(machine)
 
 
-@scenario
 async def test_a_run_that_fails_because_of_drift_is_compensated_and_compared_no_more(machine: Machine) -> None:
     world = {"schema": 1}
     gate = Gate()
@@ -854,13 +808,11 @@ async def test_a_run_that_fails_because_of_drift_is_compensated_and_compared_no_
         await do()
         await everstep.receive("never", str)
 
-    first = await machine.boot()
-    await first.start(trip, id="r")
+    first, _ = await machine.start(trip, id="r")
     await machine.until_status("r", "waiting")
     await machine.kill(first)
     world["schema"] = 2
-    second = await machine.boot()
-    await second.start(trip, id="r")
+    second, _ = await machine.start(trip, id="r")
     await gate.reached.wait()
     assert machine.kinds("r")[-2:] == ["compensation_started", "step_started"]
     await machine.kill(second)
@@ -873,7 +825,7 @@ async def test_a_run_that_fails_because_of_drift_is_compensated_and_compared_no_
 
 
 @pytest.mark.parametrize("kind", ["cancel", "signal"])
-def test_what_arrives_while_the_failure_is_on_its_way_to_the_disk_changes_nothing(
+async def test_what_arrives_while_the_failure_is_on_its_way_to_the_disk_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """The code is told of an expensive failure when that is durable. What arrives stands before what follows."""
@@ -900,38 +852,34 @@ def test_what_arrives_while_the_failure_is_on_its_way_to_the_disk_changes_nothin
         await fail_while_cancelled()
         await listening
 
-    async def main() -> None:
-        store = MemoryStore()
-        app = await App(store, clock=FakeClock()).open()
+    store = MemoryStore()
+    app = await App(store, clock=FakeClock()).open()
 
-        def send() -> None:
-            value = b'["hello"]' if kind == "signal" else ev.encode_body(ev.CancelRequested())
-            store.commit([Post(RUN, kind, "word" if kind == "signal" else "", value=value, at=app.clock.now())])
-            app.loop.call_soon(app.drivers[RUN].take_inbox_and_deadlines)
+    def send() -> None:
+        value = b'["hello"]' if kind == "signal" else ev.encode_body(ev.CancelRequested())
+        store.commit([Post(RUN, kind, "word" if kind == "signal" else "", value=value, at=app.clock.now())])
+        app.loop.call_soon(app.drivers[RUN].take_inbox_and_deadlines)
 
-        senders.append(send)
-        await app.start(waiting)  # with a single run, every outcome would be durable at once
-        run = await app.start(trip, id=RUN)
-        with pytest.raises(ValueError):
-            await run.result(timeout=60)
-        await app.close()
-        senders.clear()
-        events = store.events(RUN, 1)
-        kinds = [event.kind for event in events]
-        arrived = "signal_received" if kind == "signal" else "cancel_requested"
-        place = kinds.index(arrived)
-        assert kinds[place - 1 : place + 2] == ["step_failed", arrived, "compensation_started"]
-        assert ev.decode_body(kinds[place], events[place].body).early
-        for count in range(place, len(events)):
-            life = await live(cut(store, count), FakeClock(events[count - 1].at), trip, ())
-            assert isinstance(life.error, ValueError), count
-            assert life.kinds().count("compensation_started") == 1
-            assert "plain" not in {event.step for event in life.events}, count
-
-    asyncio.run(main())
+    senders.append(send)
+    await app.start(waiting)  # with a single run, every outcome would be durable at once
+    run = await app.start(trip, id=RUN)
+    with pytest.raises(ValueError):
+        await run.result(timeout=60)
+    await app.close()
+    senders.clear()
+    events = store.events(RUN, 1)
+    kinds = [event.kind for event in events]
+    arrived = "signal_received" if kind == "signal" else "cancel_requested"
+    place = kinds.index(arrived)
+    assert kinds[place - 1 : place + 2] == ["step_failed", arrived, "compensation_started"]
+    assert ev.decode_body(kinds[place], events[place].body).early
+    for count in range(place, len(events)):
+        life = await live(cut(store, count), FakeClock(events[count - 1].at), trip, ())
+        assert isinstance(life.error, ValueError), count
+        assert life.kinds().count("compensation_started") == 1
+        assert "plain" not in {event.step for event in life.events}, count
 
 
-@scenario
 async def test_the_keys_of_compensations_are_those_that_the_checker_expects(machine: Machine) -> None:
     """Also after a retry, which gives the calls that follow it other keys."""
     errors = [ValueError("first")]
@@ -960,7 +908,6 @@ async def test_the_keys_of_compensations_are_those_that_the_checker_expects(mach
 
 
 # -- afterwards --------------------------------------------------------------------------------------------------------
-@scenario
 async def test_begun_compensation_rules_out_a_retry(machine: Machine) -> None:
     @workflow
     async def trip() -> None:
@@ -984,7 +931,6 @@ async def test_begun_compensation_rules_out_a_retry(machine: Machine) -> None:
     sound(machine)
 
 
-@scenario
 async def test_a_failed_run_without_anything_to_compensate_can_be_retried(machine: Machine) -> None:
     errors = [ValueError("first")]
 
@@ -1014,7 +960,6 @@ async def child_trip(fails: bool) -> str:
     return room
 
 
-@scenario
 async def test_a_child_compensates_itself_and_its_parent_does_not_compensate_it(machine: Machine) -> None:
     @workflow
     async def parent() -> None:
@@ -1034,7 +979,6 @@ async def test_a_child_compensates_itself_and_its_parent_does_not_compensate_it(
     sound(machine)
 
 
-@scenario
 async def test_a_parent_whose_child_was_compensated_cannot_be_retried(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
@@ -1049,7 +993,6 @@ async def test_a_parent_whose_child_was_compensated_cannot_be_retried(machine: M
     assert machine.status("r") == "failed"
 
 
-@scenario
 async def test_children_that_end_with_the_run_are_asked_to_stop_before_it_is_undone(machine: Machine) -> None:
     gate = Gate()
 
@@ -1070,8 +1013,7 @@ async def test_children_that_end_with_the_run_are_asked_to_stop_before_it_is_und
         await do()
         await fail()
 
-    app = await machine.boot()
-    run = await app.start(parent, id="r")
+    _, run = await machine.start(parent, id="r")
     await gate.reached.wait()
     await machine.until_status("child", "cancelled")
     assert machine.status("r") == "running"
@@ -1108,13 +1050,11 @@ def undo_better(outcome: str, city: str) -> None:
 
 
 async def begun(machine: Machine, flow: Any) -> None:
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.until_status("r", "waiting")
     await machine.kill(app)
 
 
-@scenario
 async def test_a_compensation_that_was_added_later_is_used(machine: Machine) -> None:
     await begun(machine, version_of())
     version_of(compensate=undo)
@@ -1125,7 +1065,6 @@ async def test_a_compensation_that_was_added_later_is_used(machine: Machine) -> 
     assert NOTES == ["do Oslo", "undo r-Oslo Oslo"]
 
 
-@scenario
 async def test_a_compensation_that_was_replaced_is_used(machine: Machine) -> None:
     await begun(machine, version_of(compensate=undo))
     version_of(compensate=undo_better)
@@ -1136,7 +1075,6 @@ async def test_a_compensation_that_was_replaced_is_used(machine: Machine) -> Non
     assert NOTES == ["do Oslo", "undo better r-Oslo Oslo"]
 
 
-@scenario
 async def test_a_compensation_that_was_removed_is_a_divergence_until_somebody_accepts_it(machine: Machine) -> None:
     await begun(machine, version_of(compensate=undo))
     version_of()
@@ -1153,7 +1091,6 @@ async def test_a_compensation_that_was_removed_is_a_divergence_until_somebody_ac
     assert NOTES == ["do Oslo"]
 
 
-@scenario
 async def test_after_other_arguments_were_accepted_the_recorded_ones_are_undone(machine: Machine) -> None:
     await begun(machine, version_of(compensate=undo))
     version_of(compensate=undo, argument="Rome")
@@ -1166,7 +1103,6 @@ async def test_after_other_arguments_were_accepted_the_recorded_ones_are_undone(
     assert NOTES == ["do Oslo", "undo r-Oslo Oslo"]
 
 
-@scenario
 async def test_other_arguments_of_a_once_step_in_doubt_are_not_accepted_and_it_keeps_its_key(machine: Machine) -> None:
     gate = Gate()
     asked: list[Any] = []
@@ -1184,8 +1120,7 @@ async def test_other_arguments_of_a_once_step_in_doubt_are_not_accepted_and_it_k
 
         return versioned
 
-    first = await machine.boot()
-    await first.start(version(5), id="r")
+    first, _ = await machine.start(version(5), id="r")
     await gate.reached.wait()
     await machine.kill(first)
     version(6)
@@ -1198,7 +1133,6 @@ async def test_other_arguments_of_a_once_step_in_doubt_are_not_accepted_and_it_k
     assert asked == [(KEYS[0][1], 5)]
 
 
-@scenario
 async def test_code_that_changed_in_the_middle_of_a_compensation_is_verified(machine: Machine) -> None:
     gate = Gate()
 
@@ -1206,8 +1140,7 @@ async def test_code_that_changed_in_the_middle_of_a_compensation_is_verified(mac
         note("slow undo")
         await gate.wait()
 
-    first = await machine.boot()
-    await first.start(version_of(compensate=slow_undo), id="r")
+    first, _ = await machine.start(version_of(compensate=slow_undo), id="r")
     await machine.until_status("r", "waiting")
     await first.signal("r", "go", "!")
     await gate.reached.wait()
@@ -1229,7 +1162,6 @@ async def test_code_that_changed_in_the_middle_of_a_compensation_is_verified(mac
     sound(machine)
 
 
-@scenario
 async def test_what_is_undone_is_decided_when_that_begins(machine: Machine) -> None:
     """A compensation that is added to another step in the middle of undoing comes too late."""
     gate = Gate()
@@ -1255,8 +1187,7 @@ async def test_what_is_undone_is_decided_when_that_begins(machine: Machine) -> N
 
         return versioned
 
-    before = await machine.boot()
-    await before.start(version(), id="r")
+    before, _ = await machine.start(version(), id="r")
     await gate.reached.wait()
     await machine.kill(before)
     gate.opened.set()
@@ -1268,7 +1199,6 @@ async def test_what_is_undone_is_decided_when_that_begins(machine: Machine) -> N
     sound(machine)
 
 
-@scenario
 async def test_code_that_no_longer_fails_does_not_match_a_begun_compensation(machine: Machine) -> None:
     gate = Gate()
 
@@ -1289,8 +1219,7 @@ async def test_code_that_no_longer_fails_does_not_match_a_begun_compensation(mac
 
         return versioned
 
-    first = await machine.boot()
-    await first.start(version(fails=True), id="r")
+    first, _ = await machine.start(version(fails=True), id="r")
     await gate.reached.wait()
     await machine.kill(first)
     version(fails=False)
@@ -1301,7 +1230,6 @@ async def test_code_that_no_longer_fails_does_not_match_a_begun_compensation(mac
 
 
 # -- while it is undone ------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_signal_during_a_compensation_moves_nothing(machine: Machine) -> None:
     gate = Gate()
 
@@ -1322,8 +1250,7 @@ async def test_a_signal_during_a_compensation_moves_nothing(machine: Machine) ->
         await fail()
         await listening
 
-    app = await machine.boot()
-    run = await app.start(trip, id="r")
+    app, run = await machine.start(trip, id="r")
     await gate.reached.wait()
     await run.signal("word", "hello")
     await machine.until(lambda: "signal_received" in machine.kinds("r"))
@@ -1336,11 +1263,9 @@ async def test_a_signal_during_a_compensation_moves_nothing(machine: Machine) ->
     sound(machine)
 
 
-@scenario
 async def test_a_held_compensation_that_was_asked_for_goes_on(machine: Machine) -> None:
     gate = Gate()
-    app = await machine.boot()
-    run = await app.start(slow_compensation(gate), id="r")
+    app, run = await machine.start(slow_compensation(gate), id="r")
     await gate.reached.wait()
     await app.hold("r", "let me look")
     hold = await held(machine, run, "asked")
@@ -1353,11 +1278,9 @@ async def test_a_held_compensation_that_was_asked_for_goes_on(machine: Machine) 
     sound(machine)
 
 
-@scenario
 async def test_a_compensation_that_nobody_drives_is_held_without_the_offer_to_roll_back(machine: Machine) -> None:
     gate = Gate()
-    first = await machine.boot()
-    await first.start(slow_compensation(gate), id="r")
+    first, _ = await machine.start(slow_compensation(gate), id="r")
     await gate.reached.wait()
     await machine.kill(first)
     app = await machine.boot()
@@ -1367,7 +1290,6 @@ async def test_a_compensation_that_nobody_drives_is_held_without_the_offer_to_ro
         await app.rollback("r")
 
 
-@scenario
 async def test_what_the_code_asked_for_after_its_time_was_over_was_never_asked_for(machine: Machine) -> None:
     """A signal arrives when the grace is over and a payment is waited for: the code does not act any more."""
     gate = Gate()
@@ -1387,8 +1309,7 @@ async def test_what_the_code_asked_for_after_its_time_was_over_was_never_asked_f
                 pass
         await paying
 
-    app = await machine.boot()
-    run = await app.start(stubborn, id="r")
+    app, run = await machine.start(stubborn, id="r")
     await gate.reached.wait()
     machine.clock.advance(10)
     await machine.until(lambda: "cancel_requested" in machine.kinds("r"))

@@ -15,16 +15,8 @@ from everstep.model.digests import step_key
 from everstep.model.events import decode_body
 from everstep.stores.rows.keys import EffectFilter
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted() -> None:
-    NOTES.clear()
-    GATES.clear()
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import GATES, NOTES
 
 
 @step
@@ -73,7 +65,6 @@ def all_is_sound(machine: Machine) -> None:
 ALL = ["room 13", "room 3", "room 12", "room 2", "room 11", "room 1"]
 
 
-@scenario
 async def test_a_later_generation_that_fails_undoes_what_all_of_them_did_the_last_first(machine: Machine) -> None:
     app = await machine.boot()
     with pytest.raises(LookupError) as failed:
@@ -89,10 +80,8 @@ async def test_a_later_generation_that_fails_undoes_what_all_of_them_did_the_las
     assert len(shown) == 6
 
 
-@scenario
 async def test_a_rollback_undoes_older_generations_too_and_only_once(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(touring, 1, 3, False, id="r")
+    app, run = await machine.start(touring, 1, 3, False, id="r")
     assert await run.result(timeout=60) == "home"
     await app.rollback("r")
     with pytest.raises(RunCancelled):
@@ -103,13 +92,11 @@ async def test_a_rollback_undoes_older_generations_too_and_only_once(machine: Ma
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_process_that_dies_while_it_undoes_an_older_generation_leaves_the_rest_to_the_next(
     machine: Machine,
 ) -> None:
     gate = GATES["unbook 2"] = Gate()
-    app = await machine.boot()
-    await app.start(touring, 1, 3, True, id="r")
+    app, _ = await machine.start(touring, 1, 3, True, id="r")
     await gate.reached.wait()
     await machine.kill(app)
     before = list(NOTES)
@@ -123,7 +110,6 @@ async def test_a_process_that_dies_while_it_undoes_an_older_generation_leaves_th
     all_is_sound(machine)
 
 
-@scenario
 async def test_the_keys_of_compensations_do_not_depend_on_the_generation_that_undoes(machine: Machine) -> None:
     app = await machine.boot()
     for id, last in (("r", 2), ("s", 3)):
@@ -143,7 +129,6 @@ async def test_the_keys_of_compensations_do_not_depend_on_the_generation_that_un
     assert [one.entropy for one in carried[0]] == [one.entropy for one in carried[1][:2]]
 
 
-@scenario
 async def test_a_key_of_its_own_is_freed_when_a_later_generation_undoes_its_step(machine: Machine) -> None:
     @workflow(name="ringing")
     async def ringing(left: int) -> None:
@@ -161,7 +146,6 @@ async def test_a_key_of_its_own_is_freed_when_a_later_generation_undoes_its_step
     all_is_sound(machine)
 
 
-@scenario
 async def test_what_is_large_or_secret_is_carried_over_whole_and_not_shown(machine: Machine) -> None:
     @workflow(name="whispering")
     async def whispering(word: str, left: int) -> None:
@@ -170,8 +154,7 @@ async def test_what_is_large_or_secret_is_carried_over_whole_and_not_shown(machi
             everstep.continue_as(word[:1], left - 1)
         raise LookupError("no car")
 
-    app = await machine.boot()
-    run = await app.start(whispering, "psst" * 5000, 1, id="r")
+    _, run = await machine.start(whispering, "psst" * 5000, 1, id="r")
     with pytest.raises(LookupError):
         await run.result(timeout=60)
     assert NOTES == ["forget"]
@@ -181,7 +164,6 @@ async def test_what_is_large_or_secret_is_carried_over_whole_and_not_shown(machi
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_person_is_asked_about_a_compensation_of_an_older_generation(machine: Machine) -> None:
     @step(effect="once", name="unsend")
     async def unsend(outcome: int, number: int) -> None:
@@ -198,8 +180,7 @@ async def test_a_person_is_asked_about_a_compensation_of_an_older_generation(mac
             everstep.continue_as(left - 1)
         raise LookupError("no car")
 
-    app = await machine.boot()
-    run = await app.start(sending, 1, id="r")
+    app, run = await machine.start(sending, 1, id="r")
     await machine.until(lambda: machine.status("r") == "held")
     assert "send of generation 1" in machine.hold("r").summary
     await app.resolve("r", "done", value=None)
@@ -209,14 +190,12 @@ async def test_a_person_is_asked_about_a_compensation_of_an_older_generation(mac
     all_is_sound(machine)
 
 
-@scenario
 async def test_code_that_no_longer_declares_the_step_holds_the_run_and_the_right_code_goes_on(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
         without.setattr(declared, "_DECLARED", {"book": declared._DECLARED["book"]})
-        app = await machine.boot()
-        run = await app.start(touring, 1, 2, False, id="r")
+        app, run = await machine.start(touring, 1, 2, False, id="r")
         assert await run.result(timeout=60) == "home"
         declared._DECLARED.clear()
         await app.rollback("r")
@@ -265,18 +244,15 @@ async def _live(left: int) -> None:
 @pytest.mark.parametrize(
     ("function", "says"), [(_made_inside, "made by the code"), (_bound, "bound to an object"), (_live, "not stored")]
 )
-@scenario
 async def test_a_step_that_a_later_generation_could_not_undo_is_refused(
     machine: Machine, function: Any, says: str
 ) -> None:
-    app = await machine.boot()
-    run = await app.start(workflow(name=f"wrong{function.__name__}")(function), 1, id="r")
+    _, run = await machine.start(workflow(name=f"wrong{function.__name__}")(function), 1, id="r")
     with pytest.raises(Misuse, match=says):
         await run.result(timeout=60)
     assert machine.row("r").generation == 1
 
 
-@scenario
 async def test_checkpoints_of_a_later_generation_are_used_and_older_ones_are_undone(machine: Machine) -> None:
     @workflow(name="looping_on")
     async def looping_on(left: int) -> None:
@@ -291,8 +267,7 @@ async def test_checkpoints_of_a_later_generation_are_used_and_older_ones_are_und
             await everstep.receive("go", int)
         raise LookupError("full")
 
-    app = await machine.boot()
-    run = await app.start(looping_on, 1, id="r")
+    app, run = await machine.start(looping_on, 1, id="r")
     await run.signal("go", 1)
     await machine.until(lambda: "turn 1" in NOTES and machine.status("r") == "waiting")
     await machine.kill(app)

@@ -19,16 +19,8 @@ from everstep.model.events import CancelRequested, SignalReceived, StepCompleted
 from everstep.stores.protocol import Post
 from everstep.testing.checker import check, export_histories
 from tests.engine.checkpoint_helpers import KeepingStore
-from tests.engine.resume_helpers import Gate, Machine, declared, freeze, scenario
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted() -> None:
-    NOTES.clear()
-    GATES.clear()
+from tests.engine.resume_helpers import Gate, Machine, declared, freeze
+from tests.worlds.ledger import GATES, NOTES
 
 
 @dataclass
@@ -84,8 +76,7 @@ def summing_plainly(numbers: list[int]) -> int:
 async def killed_at(machine: Machine, gate: str, code: Any, *args: Any, run: str = "r") -> None:
     """Start a run and kill its process while a body stands at a gate."""
     GATES[gate] = Gate()
-    app = await machine.boot()
-    await app.start(code, *args, id=run)
+    app, _ = await machine.start(code, *args, id=run)
     await GATES[gate].reached.wait()
     await machine.until(lambda: all(one.writer.all_is_durable for one in app.drivers.values()))
     await machine.kill(app)
@@ -105,7 +96,6 @@ def judged(machine: Machine) -> None:
 # -- going on ---------------------------------------------------------------------------------------------------------
 
 
-@scenario
 async def test_a_run_goes_on_from_its_newest_checkpoint_and_does_nothing_twice(machine: Machine) -> None:
     await killed_at(machine, "add 7", summing, list(range(10)))
     assert len(taken(machine)) == 8, "the first, and one after each effect"
@@ -116,7 +106,6 @@ async def test_a_run_goes_on_from_its_newest_checkpoint_and_does_nothing_twice(m
     judged(machine)
 
 
-@scenario
 async def test_what_lies_before_the_checkpoint_is_not_even_read(machine: Machine) -> None:
     store = KeepingStore(clock=machine.clock.now)
     GATES["add 7"] = Gate()
@@ -136,7 +125,6 @@ async def test_what_lies_before_the_checkpoint_is_not_even_read(machine: Machine
     assert {*range(1, first + 1), newest} <= read
 
 
-@scenario
 async def test_damage_in_what_is_not_read_is_found_by_verify_and_does_not_stop_the_run(machine: Machine) -> None:
     await killed_at(machine, "add 7", summing, list(range(10)))
     first, second, *_ = taken(machine)
@@ -148,10 +136,8 @@ async def test_damage_in_what_is_not_read_is_found_by_verify_and_does_not_stop_t
     assert found.last_good == (first + second) // 2 - 1
 
 
-@scenario
 async def test_a_def_workflow_goes_on_from_its_checkpoint_too(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(summing_plainly, list(range(6)), id="r")
+    app, _ = await machine.start(summing_plainly, list(range(6)), id="r")
     await machine.until_status("r", "waiting")
     await machine.rest(app)
     await machine.kill(app)
@@ -164,7 +150,6 @@ async def test_a_def_workflow_goes_on_from_its_checkpoint_too(machine: Machine) 
     judged(machine)
 
 
-@scenario
 async def test_the_code_gets_the_decoded_form_of_its_state_also_when_nothing_is_recorded(machine: Machine) -> None:
     given: list[Any] = []
 
@@ -205,7 +190,6 @@ async def numbers_recorded(machine: Machine, code: Any, run: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, list(range(1, 14))), (3, [1, 4, 7, 10, 13]), (100, [1])])
-@scenario
 async def test_every_says_after_how_many_steps(machine: Machine, every: int, expected: list[int]) -> None:
     assert await numbers_recorded(machine, looping("counted", peek, every=every), "r") == expected
 
@@ -241,7 +225,6 @@ async def stumble(turn: int) -> None:
     ],
     ids=["quick reads", "published values", "effects", "both", "reads tried again", "timers"],
 )
-@scenario
 async def test_by_default_it_is_recorded_after_whatever_was_not_just_a_quick_read(
     machine: Machine, body: Any, expected: list[int]
 ) -> None:
@@ -250,7 +233,6 @@ async def test_by_default_it_is_recorded_after_whatever_was_not_just_a_quick_rea
     assert [body.number for body in machine.bodies("r", "checkpoint_taken")] == expected
 
 
-@scenario
 async def test_a_step_that_took_a_while_is_worth_a_checkpoint(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +240,6 @@ async def test_a_step_that_took_a_while_is_worth_a_checkpoint(
     assert await numbers_recorded(machine, looping("slow", peek), "r") == list(range(1, 14))
 
 
-@scenario
 async def test_after_many_quick_reads_one_is_recorded_all_the_same(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +248,6 @@ async def test_after_many_quick_reads_one_is_recorded_all_the_same(
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 7), (7, 1), (1, None), (None, 1)])
-@scenario
 async def test_another_policy_is_no_divergence(machine: Machine, before: int | None, after: int | None) -> None:
     await killed_at(machine, "add 7", looping("changing", add, every=before))
     looping("changing", add, every=after)
@@ -278,7 +258,6 @@ async def test_another_policy_is_no_divergence(machine: Machine, before: int | N
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_the_newest_are_kept_three_or_as_many_as_wanted(machine: Machine) -> None:
     @workflow(name="checkpoint-keeping")
     async def keeping() -> int:
@@ -336,7 +315,6 @@ UNDER_WAY = {
 
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("what", UNDER_WAY)
-@scenario
 async def test_with_something_else_under_way_it_is_refused_with_the_line_and_the_remedy(
     machine: Machine, what: str, is_first: bool
 ) -> None:
@@ -349,8 +327,7 @@ async def test_with_something_else_under_way_it_is_refused_with_the_line_and_the
         await everstep.checkpoint(1)
         del other
 
-    app = await machine.boot()
-    run = await app.start(busy, id="r")
+    _, run = await machine.start(busy, id="r")
     with pytest.raises(Misuse) as refused:
         await run.result(timeout=60)
     assert what in str(refused.value)
@@ -360,7 +337,6 @@ async def test_with_something_else_under_way_it_is_refused_with_the_line_and_the
     assert len(taken(machine)) == (0 if is_first else 1)
 
 
-@scenario
 async def test_a_checkpoint_in_a_task_beside_the_main_one_is_refused(machine: Machine) -> None:
     @workflow(name="checkpoint-beside")
     async def beside() -> None:
@@ -374,7 +350,6 @@ async def test_a_checkpoint_in_a_task_beside_the_main_one_is_refused(machine: Ma
         await app.run(beside, id="r")
 
 
-@scenario
 async def test_what_has_ended_or_was_cancelled_is_not_under_way(machine: Machine) -> None:
     @workflow(name="checkpoint-tidy")
     async def tidy() -> int:
@@ -394,8 +369,7 @@ async def test_what_has_ended_or_was_cancelled_is_not_under_way(machine: Machine
             state = await everstep.checkpoint(state + 1, every=1)
         return state
 
-    app = await machine.boot()
-    run = await app.start(tidy, id="r")
+    _, run = await machine.start(tidy, id="r")
     while machine.status("r") not in ("completed", "failed"):
         await machine.advance(1)
     assert await run.result() == 3
@@ -403,7 +377,6 @@ async def test_what_has_ended_or_was_cancelled_is_not_under_way(machine: Machine
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_checkpoint_by_another_function_than_the_first_is_refused(machine: Machine) -> None:
     """A run that goes on comes back to the first call: a function that it would have to be in is not called then."""
 
@@ -441,7 +414,6 @@ def fail_plainly(turn: int) -> None:
 
 
 @pytest.mark.parametrize("where", ["in the handler", "in its finally", "after it"])
-@scenario
 async def test_in_the_handler_of_an_exception_nothing_is_recorded_and_after_it_as_ever(
     machine: Machine, where: str
 ) -> None:
@@ -485,7 +457,6 @@ async def test_in_the_handler_of_an_exception_nothing_is_recorded_and_after_it_a
 
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": -1}, {"keep": 2}])
-@scenario
 async def test_wrong_figures_are_refused(machine: Machine, options: dict[str, int]) -> None:
     @workflow(name="checkpoint-wrong")
     async def wrong() -> None:
@@ -503,7 +474,6 @@ def test_outside_of_a_workflow_it_says_where_it_belongs() -> None:
         blocking.checkpoint(1)
 
 
-@scenario
 async def test_the_blocking_one_in_an_async_workflow_says_what_to_write(machine: Machine) -> None:
     @workflow(name="checkpoint-blocked")
     async def blocked() -> None:
@@ -514,7 +484,6 @@ async def test_the_blocking_one_in_an_async_workflow_says_what_to_write(machine:
         await app.run(blocked, id="r")
 
 
-@scenario
 async def test_a_state_of_a_class_that_a_resume_would_not_know_is_refused_at_once(machine: Machine) -> None:
     @dataclass
     class Later:
@@ -552,7 +521,6 @@ def with_state(**fields: Any) -> Any:
     return shaped
 
 
-@scenario
 async def test_a_state_that_no_longer_decodes_holds_the_run_and_the_right_code_goes_on(machine: Machine) -> None:
     await killed_at(machine, "add 3", with_state(turn=0))
     with_state(must="required", turn=0)
@@ -575,7 +543,6 @@ async def test_a_state_that_no_longer_decodes_holds_the_run_and_the_right_code_g
     assert NOTES == ["add 3", "add 4", "add 5"]
 
 
-@scenario
 async def test_a_state_of_another_kind_is_not_taken_for_the_new_one(machine: Machine) -> None:
     @workflow(name="checkpoint-shaped")
     async def plain() -> int:
@@ -592,7 +559,6 @@ async def test_a_state_of_another_kind_is_not_taken_for_the_new_one(machine: Mac
     assert "is a dict" in machine.report("r")["differences"][0]["now"]
 
 
-@scenario
 async def test_a_compatible_change_of_the_state_goes_on(machine: Machine) -> None:
     await killed_at(machine, "add 3", with_state(turn=0, gone=1))
     with_state(turn=0, new="default")
@@ -601,7 +567,6 @@ async def test_a_compatible_change_of_the_state_goes_on(machine: Machine) -> Non
     assert NOTES == ["add 3", "add 4", "add 5"]
 
 
-@scenario
 async def test_code_without_its_checkpoints_is_held_as_diverged(machine: Machine) -> None:
     await killed_at(machine, "add 3", with_state(turn=0))
 
@@ -617,7 +582,6 @@ async def test_code_without_its_checkpoints_is_held_as_diverged(machine: Machine
     assert machine.report("r")["differences"][0]["recorded"] == "checkpoint 1"
 
 
-@scenario
 async def test_code_that_got_its_checkpoints_under_way_goes_on_and_uses_them_from_then_on(machine: Machine) -> None:
     @workflow(name="checkpoint-shaped")
     async def shaped() -> int:
@@ -664,7 +628,6 @@ async def ask(prompt: str) -> str:
     return prompt
 
 
-@scenario
 async def test_what_the_code_asks_for_before_its_first_checkpoint_is_compared_as_ever(machine: Machine) -> None:
     await killed_at(machine, "add 3", before_the_loop("why", "name"))
     before_the_loop("why", "another")
@@ -675,7 +638,6 @@ async def test_what_the_code_asks_for_before_its_first_checkpoint_is_compared_as
     assert NOTES == []
 
 
-@scenario
 async def test_what_a_person_accepted_before_a_checkpoint_stays_accepted(machine: Machine) -> None:
     await killed_at(machine, "add 3", before_the_loop("why", "name"))
     before_the_loop("why not", "name")
@@ -716,11 +678,9 @@ async def risking(numbers: list[int], fatal: int) -> list[str]:
     return state.seen
 
 
-@scenario
 async def test_a_retry_goes_on_from_the_newest_checkpoint_before_the_failure(machine: Machine) -> None:
     GATES["broken"] = Gate()
-    app = await machine.boot()
-    run = await app.start(risking, list(range(8)), 5, id="r")
+    app, run = await machine.start(risking, list(range(8)), 5, id="r")
     with pytest.raises(ValueError, match="5"):
         await run.result(timeout=60)
     GATES.clear()
@@ -752,7 +712,6 @@ async def handling(numbers: list[int], extras: int) -> list[str]:
 
 
 @pytest.mark.parametrize("extras", [1, 2, 4])
-@scenario
 async def test_a_checkpoint_that_a_retry_voids_is_never_used(machine: Machine, extras: int) -> None:
     """With few of them an older one is kept that counts, with many there is none, and all is replayed."""
     app = await machine.boot()
@@ -776,11 +735,9 @@ async def test_a_checkpoint_that_a_retry_voids_is_never_used(machine: Machine, e
     judged(machine)
 
 
-@scenario
 async def test_after_a_retry_a_crash_uses_the_checkpoints_of_the_new_branch_with_its_keys(machine: Machine) -> None:
     GATES["broken"] = Gate()
-    app = await machine.boot()
-    run = await app.start(risking, list(range(8)), 3, id="r")
+    app, run = await machine.start(risking, list(range(8)), 3, id="r")
     with pytest.raises(ValueError, match="3"):
         await run.result(timeout=60)
     GATES.clear()
@@ -803,7 +760,6 @@ async def test_after_a_retry_a_crash_uses_the_checkpoints_of_the_new_branch_with
     judged(machine)
 
 
-@scenario
 async def test_a_restart_knows_nothing_of_the_old_checkpoints(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(summing, [1, 2, 3], id="r")
@@ -835,11 +791,9 @@ async def cleaning(numbers: list[int]) -> int:
     return state.total
 
 
-@scenario
 async def test_a_cancelled_loop_cleans_up_across_a_crash_from_before_the_cancel(machine: Machine) -> None:
     GATES["add 3"], GATES["add -1"] = Gate(), Gate()
-    app = await machine.boot()
-    await app.start(cleaning, list(range(6)), id="r")
+    app, _ = await machine.start(cleaning, list(range(6)), id="r")
     await GATES["add 3"].reached.wait()
     await app.cancel("r")
     await GATES["add -1"].reached.wait()
@@ -856,7 +810,6 @@ async def test_a_cancelled_loop_cleans_up_across_a_crash_from_before_the_cancel(
     judged(machine)
 
 
-@scenario
 async def test_a_loop_that_follows_its_cancel_by_itself_records_none_on_the_way(machine: Machine) -> None:
     @workflow(name="checkpoint-graceful")
     async def graceful() -> int:
@@ -871,8 +824,7 @@ async def test_a_loop_that_follows_its_cancel_by_itself_records_none_on_the_way(
         return state
 
     GATES["add 3"], GATES["add 6"] = Gate(), Gate()
-    app = await machine.boot()
-    await app.start(graceful, id="r")
+    app, _ = await machine.start(graceful, id="r")
     await GATES["add 3"].reached.wait()
     await app.cancel("r")
     await GATES["add 6"].reached.wait()
@@ -887,12 +839,10 @@ async def test_a_loop_that_follows_its_cancel_by_itself_records_none_on_the_way(
     judged(machine)
 
 
-@scenario
 async def test_a_checkpoint_stays_when_the_end_beside_it_is_taken_back_for_a_cancel(machine: Machine) -> None:
     """The last checkpoint and the end go into one unit, and a cancel is in the inbox that nobody has seen yet."""
     GATES["add 2"] = Gate()
-    app = await machine.boot()
-    await app.start(summing, [0, 1, 2], id="r")
+    app, _ = await machine.start(summing, [0, 1, 2], id="r")
     await GATES["add 2"].reached.wait()
     await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     freeze(app)  # so that it does not see the cancel before its end is refused
@@ -922,7 +872,6 @@ async def reading_after(turns: int, extras: int) -> int:
     return state.total
 
 
-@scenario
 async def test_which_calls_were_recorded_before_a_retry_says_nothing_about_those_after_it(machine: Machine) -> None:
     app = await machine.boot()
     GATES["broken"] = Gate()
@@ -939,7 +888,6 @@ async def test_which_calls_were_recorded_before_a_retry_says_nothing_about_those
     judged(machine)
 
 
-@scenario
 async def test_the_time_of_a_run_with_a_timeout_is_counted_from_its_start_also_after_a_jump(machine: Machine) -> None:
     @workflow(name="checkpoint-timed", timeout=100)
     async def timed() -> int:
@@ -949,8 +897,7 @@ async def test_the_time_of_a_run_with_a_timeout_is_counted_from_its_start_also_a
             state = await everstep.checkpoint(state + 1)
         return state
 
-    app = await machine.boot()
-    await app.start(timed, id="r")
+    app, _ = await machine.start(timed, id="r")
     for count in range(2, 6):
         await machine.advance(15)
         await machine.until(lambda count=count: len(taken(machine)) == count)
@@ -978,7 +925,6 @@ async def parent_of_loops(numbers: list[int]) -> int:
     return state.total
 
 
-@scenario
 async def test_parents_and_children_both_go_on_from_their_checkpoints(machine: Machine) -> None:
     await killed_at(machine, "add 30", parent_of_loops, [10, 20, 30, 40])
     app = await machine.worker()
@@ -1004,11 +950,9 @@ async def listening(turns: int) -> list[str]:
     return state.seen
 
 
-@scenario
 async def test_signals_that_arrived_before_the_checkpoint_are_received_after_it(machine: Machine) -> None:
     GATES["peek 1"], GATES["peek 2"] = Gate(), Gate()
-    app = await machine.boot()
-    await app.start(listening, 6, id="r")
+    app, _ = await machine.start(listening, 6, id="r")
     for number in range(5):
         await app.signal("r", "word", f"w{number}")
     await GATES["peek 1"].reached.wait()
@@ -1027,14 +971,12 @@ async def test_signals_that_arrived_before_the_checkpoint_are_received_after_it(
     judged(machine)
 
 
-@scenario
 async def test_a_checkpoint_is_not_taken_while_the_code_has_not_seen_all_that_is_recorded(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal that is recorded while an expensive outcome waits for the disk stands before the checkpoint."""
     GATES["peek 0"] = Gate()
-    app = await machine.boot()
-    await app.start(listening, 2, id="r")
+    app, _ = await machine.start(listening, 2, id="r")
     await GATES["peek 0"].reached.wait()
     driver = app.drivers["r"]
     await machine.until(lambda: driver.writer.all_is_durable)
@@ -1071,7 +1013,6 @@ def judged_replays(machine: Machine) -> None:
 # -- facts about the outside ------------------------------------------------------------------------------------------
 
 
-@scenario
 async def test_facts_taken_in_the_loop_are_compared_before_a_run_goes_on_from_a_checkpoint(machine: Machine) -> None:
     path = machine.folder / "fact.txt"
     path.write_text("as it was")
@@ -1086,8 +1027,7 @@ async def test_facts_taken_in_the_loop_are_compared_before_a_run_goes_on_from_a_
         await everstep.receive("go")
         return state
 
-    app = await machine.boot()
-    await app.start(watching, id="r")
+    app, _ = await machine.start(watching, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest(app)
     await machine.kill(app)
@@ -1103,7 +1043,6 @@ async def test_facts_taken_in_the_loop_are_compared_before_a_run_goes_on_from_a_
 
 
 @pytest.mark.parametrize("where", ["before the first", "in the loop"])
-@scenario
 async def test_a_fact_that_only_the_code_can_observe_belongs_before_the_first_checkpoint(
     machine: Machine, where: str
 ) -> None:
@@ -1121,8 +1060,7 @@ async def test_a_fact_that_only_the_code_can_observe_belongs_before_the_first_ch
         await everstep.receive("go")
         return state
 
-    app = await machine.boot()
-    run = await app.start(observing, id="r")
+    app, run = await machine.start(observing, id="r")
     if where == "in the loop":
         with pytest.raises(Misuse, match="`expect` it before the first checkpoint, or `release` it"):
             await run.result(timeout=60)
@@ -1135,7 +1073,6 @@ async def test_a_fact_that_only_the_code_can_observe_belongs_before_the_first_ch
     assert await app.get("r").result(timeout=60) == 4
 
 
-@scenario
 async def test_a_run_with_facts_whose_step_is_due_again_later_goes_on(machine: Machine) -> None:
     """A run that remembers facts leaves memory whenever it rests, and comes back for what is due."""
 
@@ -1151,8 +1088,7 @@ async def test_a_run_with_facts_whose_step_is_due_again_later_goes_on(machine: M
         if everstep.current().attempt < 3:
             raise RuntimeError
 
-    app = await machine.boot()
-    run = await app.start(facts_and_time, id="r")
+    app, run = await machine.start(facts_and_time, id="r")
     await machine.rest(app)
     for _ in range(12):
         await machine.advance(5)
@@ -1210,7 +1146,6 @@ KEPT_OF_A_REPLAY = {"published", "accepted", "first_checkpoint", "retried"}
 NOT_KEPT_OF_A_REPLAY = {"execution", "differences", "fresh", "attempts", "cancel_at", "spins"}
 
 
-@scenario
 async def test_all_that_a_run_remembers_is_kept_in_a_checkpoint_or_has_a_reason_not_to_be(machine: Machine) -> None:
     """Whoever gives an execution something new to remember decides here whether a resume from a checkpoint needs it."""
     execution = Execution(
@@ -1226,7 +1161,6 @@ async def test_all_that_a_run_remembers_is_kept_in_a_checkpoint_or_has_a_reason_
     assert set(Replayed.__struct_fields__) == KEPT_OF_A_REPLAY | NOT_KEPT_OF_A_REPLAY
 
 
-@scenario
 async def test_an_error_that_is_raised_again_after_a_checkpoint_is_still_a_steps(machine: Machine) -> None:
     @workflow(name="checkpoint-raising")
     async def raising() -> None:

@@ -59,35 +59,29 @@ async def opened_and_closed(url: str, **options: Any) -> str:
         return await app.get("done").status()
 
 
-def test_no_call_that_writes_stops_the_loop_while_the_file_is_locked(tmp_path: Path) -> None:
-    async def main() -> None:
-        path, url = tmp_path / "runs.db", f"sqlite:///{tmp_path / 'runs.db'}"
-        async with everstep.open(url) as app:
-            await prepare(app, tmp_path)
-            expected = calls_of(app, url, tmp_path)
-            calls = {name: call for name, (call, _) in expected.items() if name not in READS}
-            calls["open and recover"] = lambda: opened_and_closed(url, recover=True)
-            expected["open and recover"] = calls["open and recover"], "completed"
-            assert not wrong(expected, await outcomes_of(LockedFile(path), calls))
-
-    asyncio.run(main())
+async def test_no_call_that_writes_stops_the_loop_while_the_file_is_locked(tmp_path: Path) -> None:
+    path, url = tmp_path / "runs.db", f"sqlite:///{tmp_path / 'runs.db'}"
+    async with everstep.open(url) as app:
+        await prepare(app, tmp_path)
+        expected = calls_of(app, url, tmp_path)
+        calls = {name: call for name, (call, _) in expected.items() if name not in READS}
+        calls["open and recover"] = lambda: opened_and_closed(url, recover=True)
+        expected["open and recover"] = calls["open and recover"], "completed"
+        assert not wrong(expected, await outcomes_of(LockedFile(path), calls))
 
 
-def test_a_new_store_is_made_without_stopping_the_loop(tmp_path: Path) -> None:
+async def test_a_new_store_is_made_without_stopping_the_loop(tmp_path: Path) -> None:
     """Its file is there already, and locked: whoever makes it waits for that."""
 
-    async def main() -> None:
-        path = tmp_path / "new.db"
-        open_raw(path).close()
-        url = f"sqlite:///{path}"
+    path = tmp_path / "new.db"
+    open_raw(path).close()
+    url = f"sqlite:///{path}"
 
-        async def first() -> int:
-            async with everstep.open(url) as app:
-                return await app.run(quick, 1)
+    async def first() -> int:
+        async with everstep.open(url) as app:
+            return await app.run(quick, 1)
 
-        assert await outcomes_of(LockedFile(path), {"open": first}) == {"open": 2}
-
-    asyncio.run(main())
+    assert await outcomes_of(LockedFile(path), {"open": first}) == {"open": 2}
 
 
 def test_runs_of_a_blocking_app_go_on_while_one_of_its_calls_waits(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import everstep
 from everstep import step, workflow
 from everstep.engine.app.app import App
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 RUN = "order-1"
 NOTES: list[str] = []
@@ -452,8 +452,7 @@ async def killed_in_its_last_step(machine: Machine) -> None:
     """Leave a run behind whose process was killed while `last` ran."""
     original()
     REACHED[:] = [asyncio.Event()]
-    app = await machine.boot()
-    run = await app.start("order", 7, id=RUN)
+    app, run = await machine.start("order", 7, id=RUN)
     await machine.rest(app)
     await machine.advance(60)
     await run.signal("word", "tides")
@@ -482,7 +481,6 @@ def test_there_are_more_than_twenty_mutations() -> None:
 
 
 @pytest.mark.parametrize("mutation", DIVERGE, ids=lambda mutation: mutation.__name__)
-@scenario
 async def test_changed_code_is_held_before_anything_is_done(machine: Machine, mutation: Any) -> None:
     await killed_in_its_last_step(machine)
     before = machine.dump()
@@ -510,7 +508,6 @@ async def test_changed_code_is_held_before_anything_is_done(machine: Machine, mu
 
 
 @pytest.mark.parametrize("mutation", [argument, callee, duration, signal_name, child_workflow, step_for_child])
-@scenario
 async def test_recorded_and_new_call_stand_side_by_side_with_their_source_lines(
     machine: Machine, mutation: Any
 ) -> None:
@@ -523,7 +520,6 @@ async def test_recorded_and_new_call_stand_side_by_side_with_their_source_lines(
 
 
 @pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.__name__)
-@scenario
 async def test_a_harmless_change_goes_on(machine: Machine, change: Any) -> None:
     await killed_in_its_last_step(machine)
     app = await look_at(machine, change)
@@ -532,7 +528,6 @@ async def test_a_harmless_change_goes_on(machine: Machine, change: Any) -> None:
 
 
 @pytest.mark.parametrize("mutation", [argument, added_step, contract, new_parameter])
-@scenario
 async def test_when_the_right_code_is_back_a_worker_goes_on_by_itself(machine: Machine, mutation: Any) -> None:
     await killed_in_its_last_step(machine)
     await machine.stop(await look_at(machine, mutation))
@@ -546,17 +541,14 @@ async def test_when_the_right_code_is_back_a_worker_goes_on_by_itself(machine: M
     assert NOTES == ["last"]
 
 
-@scenario
 async def test_when_the_right_code_is_back_start_goes_on_by_itself(machine: Machine) -> None:
     await killed_in_its_last_step(machine)
     await machine.stop(await look_at(machine, callee))
     original()
-    app = await machine.boot()
-    run = await app.start("order", 7, id=RUN)
+    _, run = await machine.start("order", 7, id=RUN)
     assert await run.result(timeout=60) == "<a><b>tides7"
 
 
-@scenario
 async def test_the_same_wrong_code_again_changes_nothing(machine: Machine) -> None:
     await killed_in_its_last_step(machine)
     await machine.stop(await look_at(machine, callee))
@@ -573,7 +565,6 @@ async def test_the_same_wrong_code_again_changes_nothing(machine: Machine) -> No
     assert NOTES == []
 
 
-@scenario
 async def test_an_accepted_argument_stays_accepted_and_a_third_version_diverges_again(machine: Machine) -> None:
     await killed_in_its_last_step(machine)
     app = await look_at(machine, argument)
@@ -598,7 +589,6 @@ async def test_an_accepted_argument_stays_accepted_and_a_third_version_diverges_
     assert machine.kinds(RUN).count("run_held") == 2
 
 
-@scenario
 async def test_accepting_keeps_every_later_difference_visible(machine: Machine) -> None:
     """All differing arguments are listed, and accepted together."""
     await killed_in_its_last_step(machine)
@@ -608,7 +598,6 @@ async def test_accepting_keeps_every_later_difference_visible(machine: Machine) 
     assert "accept" in machine.hold(RUN).resolutions
 
 
-@scenario
 async def test_beside_an_unfinished_step_a_finished_one_is_not_accepted_either(machine: Machine) -> None:
     await killed_in_its_last_step(machine)
     app = await look_at(machine, argument_of_the_unfinished_step)
@@ -624,7 +613,6 @@ async def test_beside_an_unfinished_step_a_finished_one_is_not_accepted_either(m
     assert await app.get(RUN).result() == "<a><b>tides7"
 
 
-@scenario
 async def test_a_difference_in_a_call_cannot_be_accepted(machine: Machine) -> None:
     await killed_in_its_last_step(machine)
     app = await look_at(machine, callee)
@@ -633,7 +621,6 @@ async def test_a_difference_in_a_call_cannot_be_accepted(machine: Machine) -> No
     assert machine.status(RUN) == "held"
 
 
-@scenario
 async def test_another_result_of_an_ended_run_is_found_by_a_replay(machine: Machine) -> None:
     await killed_in_its_last_step(machine)
     app = await look_at(machine, original)
@@ -654,7 +641,6 @@ async def test_another_result_of_an_ended_run_is_found_by_a_replay(machine: Mach
     assert difference.what == "result"
 
 
-@scenario
 async def test_another_large_result_is_found_as_well(machine: Machine) -> None:
     letter = "x"
 
@@ -669,7 +655,6 @@ async def test_another_large_result_is_found_as_well(machine: Machine) -> None:
     assert [one.what for one in machine.replay("large").differences] == ["result"]
 
 
-@scenario
 async def test_a_replay_writes_nothing_and_does_nothing(machine: Machine) -> None:
     await killed_in_its_last_step(machine)
     before = machine.dump()

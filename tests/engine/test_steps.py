@@ -94,38 +94,35 @@ async def lucky_flow() -> int:
     return await third_time_lucky()
 
 
-def test_attempt_numbers_and_back_off_deadlines_survive_a_crash_at_every_event() -> None:
+async def test_attempt_numbers_and_back_off_deadlines_survive_a_crash_at_every_event() -> None:
     """The step's attempts are counted in the history; a crash that cuts one off adds one, and no failure is lost."""
 
-    async def main() -> None:
-        store = MemoryStore()
-        first = await live(store, FakeClock(), lucky_flow, ())
-        assert first.value == 3
-        dues = [body.due for body in first.bodies("attempt_failed")]
-        for count in range(1, len(first.events)):
-            kinds = first.kinds()[:count]
-            if kinds[-1] != "attempt_failed":
-                continue
-            clock = FakeClock(first.events[count - 1].at)
-            app = await App(cut(store, count), clock=clock).open()
-            handle = await app.start(lucky_flow, id=RUN)
-            await settle(app)
-            due = dues[kinds.count("attempt_failed") - 1]
-            assert app.drivers[RUN].wake_at() == due
-            clock.advance((due - clock.now()) / 1e6 - 0.001)
-            await settle(app)
-            assert (await handle.history())[-1].kind == "attempt_failed"  # not a moment before it is due
-            clock.advance(0.001)
-            await play(app, clock)
-            assert await handle.result() == 3
-            started = [event.body.get("attempt", 1) for event in await handle.history() if event.kind == "step_started"]
-            assert started == [1, 2, 3]
-            await app.close()
-
-    asyncio.run(main())
+    store = MemoryStore()
+    first = await live(store, FakeClock(), lucky_flow, ())
+    assert first.value == 3
+    dues = [body.due for body in first.bodies("attempt_failed")]
+    for count in range(1, len(first.events)):
+        kinds = first.kinds()[:count]
+        if kinds[-1] != "attempt_failed":
+            continue
+        clock = FakeClock(first.events[count - 1].at)
+        app = await App(cut(store, count), clock=clock).open()
+        handle = await app.start(lucky_flow, id=RUN)
+        await settle(app)
+        due = dues[kinds.count("attempt_failed") - 1]
+        assert app.drivers[RUN].wake_at() == due
+        clock.advance((due - clock.now()) / 1e6 - 0.001)
+        await settle(app)
+        assert (await handle.history())[-1].kind == "attempt_failed"  # not a moment before it is due
+        clock.advance(0.001)
+        await play(app, clock)
+        assert await handle.result() == 3
+        started = [event.body.get("attempt", 1) for event in await handle.history() if event.kind == "step_started"]
+        assert started == [1, 2, 3]
+        await app.close()
 
 
-def test_a_crash_does_not_give_a_failing_step_more_attempts_than_its_policy() -> None:
+async def test_a_crash_does_not_give_a_failing_step_more_attempts_than_its_policy() -> None:
     begun: list[int] = []
 
     @step(retry=EVEN)
@@ -137,35 +134,29 @@ def test_a_crash_does_not_give_a_failing_step_more_attempts_than_its_policy() ->
     async def flow() -> None:
         await broken()
 
-    async def main() -> None:
-        store = MemoryStore()
-        first = await live(store, FakeClock(), flow, ())
-        assert begun == [1, 2, 3]
-        for count, kind in enumerate(first.kinds(), 1):
-            if kind == "attempt_failed":
-                begun.clear()
-                failed = first.kinds()[:count].count("attempt_failed")
-                again = await live(cut(store, count), FakeClock(first.events[count - 1].at), flow, ())
-                assert isinstance(again.error, OSError)
-                assert begun == list(range(failed + 1, 4))
-
-    asyncio.run(main())
+    store = MemoryStore()
+    first = await live(store, FakeClock(), flow, ())
+    assert begun == [1, 2, 3]
+    for count, kind in enumerate(first.kinds(), 1):
+        if kind == "attempt_failed":
+            begun.clear()
+            failed = first.kinds()[:count].count("attempt_failed")
+            again = await live(cut(store, count), FakeClock(first.events[count - 1].at), flow, ())
+            assert isinstance(again.error, OSError)
+            assert begun == list(range(failed + 1, 4))
 
 
-def test_an_attempt_that_a_crash_cut_off_does_not_use_up_the_policy() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        first = await live(store, FakeClock(), lucky_flow, ())
-        begun = first.kinds().index("step_started", first.kinds().index("attempt_failed")) + 1
-        again = await live(cut(store, begun), FakeClock(first.events[begun - 1].at), lucky_flow, ())
-        assert again.value == 3
-        assert [(body.attempt, body.because) for body in again.bodies("step_started")] == [
-            (1, ""),
-            (2, "retry"),
-            (3, "crash"),
-        ]
-
-    asyncio.run(main())
+async def test_an_attempt_that_a_crash_cut_off_does_not_use_up_the_policy() -> None:
+    store = MemoryStore()
+    first = await live(store, FakeClock(), lucky_flow, ())
+    begun = first.kinds().index("step_started", first.kinds().index("attempt_failed")) + 1
+    again = await live(cut(store, begun), FakeClock(first.events[begun - 1].at), lucky_flow, ())
+    assert again.value == 3
+    assert [(body.attempt, body.because) for body in again.bodies("step_started")] == [
+        (1, ""),
+        (2, "retry"),
+        (3, "crash"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -431,20 +422,17 @@ def test_a_key_is_the_same_in_every_attempt_and_another_in_every_step_and_run() 
     assert all(len(key) >= 32 for key in one)
 
 
-def test_a_key_is_the_same_after_a_crash_and_another_after_a_restart() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        store.close = lambda: None  # type: ignore[method-assign]
-        first = await live(store, FakeClock(), keys_flow, ())
-        for count in range(1, len(first.events)):
-            again = await live(cut(store, count), FakeClock(first.events[count - 1].at), keys_flow, ())
-            assert again.value == first.value
-        app = await App(store, clock=FakeClock()).open()
-        restarted = await (await app.start(keys_flow, id=RUN, on_existing="restart")).result(timeout=60)
-        assert not set(restarted) & set(first.value)
-        await app.close()
-
-    asyncio.run(main())
+async def test_a_key_is_the_same_after_a_crash_and_another_after_a_restart() -> None:
+    store = MemoryStore()
+    store.close = lambda: None  # type: ignore[method-assign]
+    first = await live(store, FakeClock(), keys_flow, ())
+    for count in range(1, len(first.events)):
+        again = await live(cut(store, count), FakeClock(first.events[count - 1].at), keys_flow, ())
+        assert again.value == first.value
+    app = await App(store, clock=FakeClock()).open()
+    restarted = await (await app.start(keys_flow, id=RUN, on_existing="restart")).result(timeout=60)
+    assert not set(restarted) & set(first.value)
+    await app.close()
 
 
 def test_the_history_flags_a_repeated_effect_whose_body_never_asked_for_its_key() -> None:
@@ -537,7 +525,7 @@ def test_a_fallback_s_own_error_is_the_step_s_failure() -> None:
     assert "zero" in prove(flow)
 
 
-def test_a_crash_before_the_fallback_s_outcome_does_not_bring_a_finally_failed_step_back() -> None:
+async def test_a_crash_before_the_fallback_s_outcome_does_not_bring_a_finally_failed_step_back() -> None:
     begun: list[int] = []
 
     @step(retry=Retry(attempts=5, first=0), fallback="fallen")
@@ -549,17 +537,14 @@ def test_a_crash_before_the_fallback_s_outcome_does_not_bring_a_finally_failed_s
     async def flow() -> str:
         return await broken()
 
-    async def main() -> None:
-        store = MemoryStore()
-        first = await live(store, FakeClock(), flow, ())
-        assert first.value == "fallen"
-        begun.clear()
-        count = first.kinds().index("attempt_failed") + 1
-        again = await live(cut(store, count), FakeClock(first.events[-1].at), flow, ())
-        assert again.value == "fallen"
-        assert begun == []
-
-    asyncio.run(main())
+    store = MemoryStore()
+    first = await live(store, FakeClock(), flow, ())
+    assert first.value == "fallen"
+    begun.clear()
+    count = first.kinds().index("attempt_failed") + 1
+    again = await live(cut(store, count), FakeClock(first.events[-1].at), flow, ())
+    assert again.value == "fallen"
+    assert begun == []
 
 
 # -- kinds of functions ----------------------------------------------------------------------------------------------

@@ -525,7 +525,7 @@ def test_a_step_under_way_when_a_worker_stops_is_cancelled_and_done_again_later(
 
 
 # -- leaving memory while waiting ------------------------------------------------------------------------------------
-def test_waiting_runs_beyond_the_cache_leave_memory_and_come_back_by_signal_and_by_timer(
+async def test_waiting_runs_beyond_the_cache_leave_memory_and_come_back_by_signal_and_by_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host, "RESTING_MAX", 3)
@@ -541,25 +541,22 @@ def test_waiting_runs_beyond_the_cache_leave_memory_and_come_back_by_signal_and_
         await asyncio.sleep(1000 + number)
         return f"{number} slept"
 
-    async def main() -> None:
-        clock = FakeClock()
-        async with an_app(clock=clock) as app:
-            flows = [by_signal if number % 2 else by_timer for number in range(12)]
-            runs = [await app.start(flow, number, id=f"run-{number}") for number, flow in enumerate(flows)]
-            await settle(app)
-            await app.start(by_signal, 99, id="one-more")
-            await settle(app)
-            assert len(app.drivers) <= 4
-            for run in runs[1::2]:
-                await run.signal("word", "came")
-            results = await asyncio.gather(*(run.result(timeout=60) for run in runs[1::2]))
-            assert results == [f"{number} came" for number in range(1, 12, 2)]
-            clock.advance(2000)
-            results = await asyncio.gather(*(run.result(timeout=60) for run in runs[::2]))
-            assert results == [f"{number} slept" for number in range(0, 12, 2)]
-        assert sorted(TOLD) == sorted([*(f"begin {number}" for number in range(12)), "begin 99"])
-
-    asyncio.run(main())
+    clock = FakeClock()
+    async with an_app(clock=clock) as app:
+        flows = [by_signal if number % 2 else by_timer for number in range(12)]
+        runs = [await app.start(flow, number, id=f"run-{number}") for number, flow in enumerate(flows)]
+        await settle(app)
+        await app.start(by_signal, 99, id="one-more")
+        await settle(app)
+        assert len(app.drivers) <= 4
+        for run in runs[1::2]:
+            await run.signal("word", "came")
+        results = await asyncio.gather(*(run.result(timeout=60) for run in runs[1::2]))
+        assert results == [f"{number} came" for number in range(1, 12, 2)]
+        clock.advance(2000)
+        results = await asyncio.gather(*(run.result(timeout=60) for run in runs[::2]))
+        assert results == [f"{number} slept" for number in range(0, 12, 2)]
+    assert sorted(TOLD) == sorted([*(f"begin {number}" for number in range(12)), "begin 99"])
 
 
 def test_output_of_code_is_heard_once_across_leaving_memory_and_restarts(
@@ -690,20 +687,17 @@ def plain_wait() -> None:
 
 
 @pytest.mark.parametrize("flow", [waits_for_an_event, waits_at_once, deadlock, plain_wait])
-def test_a_workflow_that_waits_for_nothing_that_can_happen_is_held_as_stuck(flow: Any) -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        async with an_app(clock=clock) as app:
-            run = await app.start(flow, id=RUN)
-            await play(app, clock)
-            with pytest.raises(RunHeld) as held:
-                await run.result(timeout=60)
-            assert held.value.reason == "stuck"
-            assert "can never happen" in str(held.value)
-            hold = (await run.holds())[0]
-            assert b"test_teardown.py" in hold.report  # it says where
-
-    asyncio.run(main())
+async def test_a_workflow_that_waits_for_nothing_that_can_happen_is_held_as_stuck(flow: Any) -> None:
+    clock = FakeClock()
+    async with an_app(clock=clock) as app:
+        run = await app.start(flow, id=RUN)
+        await play(app, clock)
+        with pytest.raises(RunHeld) as held:
+            await run.result(timeout=60)
+        assert held.value.reason == "stuck"
+        assert "can never happen" in str(held.value)
+        hold = (await run.holds())[0]
+        assert b"test_teardown.py" in hold.report  # it says where
 
 
 def test_a_stuck_run_goes_on_when_its_code_can(monkeypatch: pytest.MonkeyPatch) -> None:
