@@ -128,7 +128,7 @@ def test_items_and_failures_are_the_same_from_every_prefix() -> None:
     assert life.value.visits == ["a", "item 0", "item 1", "item 2", "item 3", "z"]
 
 
-async def test_budgets_and_time_limits_of_nodes_are_the_same_from_every_prefix_and_from_every_checkpoint() -> None:
+def test_budgets_and_time_limits_of_nodes_are_the_same_from_every_prefix_and_from_every_checkpoint() -> None:
     graph = everstep.Graph("spending", state=Seen, reduce={"visits": put_together})
 
     @step(effect="repeat", cost={"usd": 0.4})
@@ -150,6 +150,6 @@ async def test_budgets_and_time_limits_of_nodes_are_the_same_from_every_prefix_a
     assert prove_life(graph, Seen(), same_commands=False).value.visits == ["a", "a", "b", "b", "c", "c"]
 
     store = KeepingStore()
-    first = await live(store, FakeClock(), graph, (Seen(),))
+    first = asyncio.run(live(store, FakeClock(), graph, (Seen(),)))
     left_out = [compare_replays(store, count, graph) for count in range(1, len(first.events))]
     assert max(left_out) > 5
