@@ -17,7 +17,7 @@ from everstep.testing.checker import check, export_histories
 from tests.damage.chained import KEY, OTHER, booted
 from tests.engine.resume_helpers import Gate, Machine
 from tests.waiting import open_raw
-from tests.worlds.ledger import GATES, NOTES
+from tests.worlds.ledger import GATES, NOTES, act
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -115,9 +115,7 @@ async def test_without_the_key_a_run_with_checkpoints_is_left_alone(machine: Mac
 @step(name="keyed_charge", effect="once", key="invoice:{invoice}")
 async def charge(invoice: int) -> str:
     run = everstep.current().run
-    NOTES.append(run)
-    if run in GATES:
-        await GATES[run].wait()
+    await act(run)
     return f"paid by {run}"
 
 

@@ -11,15 +11,13 @@ from everstep import Budget, BudgetExceeded, step, workflow
 from everstep.errors import IdConflict, RunCancelled, RunHeld
 from tests.effects.spending import charged_in
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import GATES, NOTES
+from tests.worlds.ledger import GATES, NOTES, act
 
 
 @step(effect="read", cost={"usd": 0.50})
 async def ask(name: str) -> str:
     """Estimated at 50 cents, and costs 30."""
-    NOTES.append(name)
-    if name in GATES:
-        await GATES[name].wait()
+    await act(name)
     everstep.charge(usd=0.30)
     return name
 

@@ -16,12 +16,7 @@ from everstep.stores.protocol import RunFilter
 from everstep.stores.rows.keys import EffectRow
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import ANSWERS, GATES, NOTES
-
-
-async def pass_gate(name: str) -> None:
-    if name in GATES:
-        await GATES[name].wait()
+from tests.worlds.ledger import ANSWERS, GATES, NOTES, pass_gate
 
 
 def used(machine: Machine, run: str = "r") -> tuple[float, int]:

@@ -16,16 +16,14 @@ from everstep.stores.rows.keys import EffectRow
 from everstep.testing.checker import check, export_histories
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import GATES, NOTES
+from tests.worlds.ledger import GATES, NOTES, act
 
 K = "invoice:7"
 
 
 async def perform(invoice: int, amount: int = 5) -> str:
     run = everstep.current().run
-    NOTES.append(run)
-    if run in GATES:
-        await GATES[run].wait()
+    await act(run)
     return f"paid {amount} by {run}"
 
 

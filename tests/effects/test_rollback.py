@@ -1,4 +1,4 @@
-"""Rollback: a run stops, or is taken up once more, and what it did is undone; or it is said why not."""
+"""Rollback: a run is undone on request, in every status and in all its lives."""
 
 import asyncio
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep import Done, NotDone, Retry, step, workflow
+from everstep import Done, NotDone, step, workflow
 from everstep.engine.app.app import App
-from everstep.engine.code import loop
 from everstep.engine.verbs import runs
 from everstep.errors import (
     CompensationBegun,
@@ -16,92 +15,19 @@ from everstep.errors import (
     HoldConflict,
     RunActive,
     RunCancelled,
-    RunEnded,
     RunHeld,
     Uncompensated,
     UnknownRun,
 )
 from everstep.stores.memory import MemoryStore
-from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, cut, play
-from tests.engine.resume_helpers import Gate, Machine, freeze
+from tests.engine.resume_helpers import Gate, Machine
 from tests.worlds.ledger import GATES, NOTES
+from tests.worlds.rooms import BOOKED, UNBOOKED, book, look, notes, rollback_trip, rolled_back
 
 
-def notes() -> list[str]:
-    """Return what was done so far."""
-    return list(NOTES)
-
-
-def unbook(booking: str, city: str) -> None:
-    NOTES.append(f"unbook {city}")
-
-
-@step(compensate=unbook)
-async def book(city: str) -> str:
-    NOTES.append(f"book {city}")
-    if city in GATES:
-        await GATES[city].wait()
-    return f"b-{city}"
-
-
-@step
-async def look(city: str) -> str:
-    NOTES.append(f"look {city}")
-    if city in GATES:
-        await GATES[city].wait()
-    return city
-
-
-@step(effect="once")
-async def mail(text: str) -> str:
-    NOTES.append(f"mail {text}")
-    if text in GATES:
-        await GATES[text].wait()
-    return text
-
-
-@workflow
-async def rollback_trip(last: str = "wait") -> str:
-    try:
-        await book("Oslo")
-        await book("Rome")
-        if last == "look":
-            await look("Wien")
-        elif last == "book":
-            await book("Wien")
-        elif last == "mail":
-            await mail("Wien")
-        if last in ("return", "mail"):
-            return "home"
-        return await everstep.receive("word", str)
-    except BaseException:
-        await look("the exit")
-        raise
-
-
-def sound(machine: Machine) -> None:
-    """Every history agrees with the rules of the checker."""
-    found = check(export_histories(machine.store))
-    assert not found, found
-
-
-async def rolled_back(machine: Machine, app: App, run: str = "r") -> None:
-    """Wait until a run is undone, and see that all agree about it."""
-    with pytest.raises(RunCancelled):
-        await app.get(run).result(timeout=60)
-    assert machine.kinds(run)[-1] == "run_cancelled"
-    assert machine.bodies(run, "run_cancelled")[-1].rolled_back
-    assert machine.replay(run).differences == []
-    sound(machine)
-
-
-BOOKED = ["book Oslo", "book Rome"]
-UNBOOKED = ["unbook Rome", "unbook Oslo"]
-
-
-# -- in every status ---------------------------------------------------------------------------------------------------
+# -- in every status --------------------------------------------------------------------------------------------------
 async def test_a_waiting_run_stops_where_it_is_and_its_code_is_not_asked(machine: Machine) -> None:
     app, _ = await machine.start(rollback_trip, id="r")
     await machine.until_status("r", "waiting")
@@ -296,7 +222,7 @@ def test_the_blocking_app_rolls_back_too() -> None:
     assert notes() == BOOKED + UNBOOKED
 
 
-# -- in all its lives --------------------------------------------------------------------------------------------------
+# -- in all its lives -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("last", ["return", "wait"])
 async def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) -> None:
     async def live(store: Any, at: int, *, begin: bool) -> tuple[list[str], list[Any]]:
@@ -330,7 +256,7 @@ async def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) ->
         assert again == UNBOOKED[done:], f"cut after event {count} ({kinds[count - 1]})"
 
 
-# -- what is in doubt --------------------------------------------------------------------------------------------------
+# -- what is in doubt -------------------------------------------------------------------------------------------------
 def paying(*answers: Any) -> Any:
     """Return a workflow whose payment is in doubt, and the questions that its probe was asked."""
     left = list(answers)
@@ -418,7 +344,7 @@ async def test_a_once_step_under_way_is_waited_for_and_undone(machine: Machine) 
     assert notes() == ["refund receipt"]
 
 
-# -- what nothing undoes -----------------------------------------------------------------------------------------------
+# -- what nothing undoes ----------------------------------------------------------------------------------------------
 async def test_a_finished_once_effect_without_a_compensation_refuses_a_rollback_unless_it_is_allowed(
     machine: Machine,
 ) -> None:
@@ -508,240 +434,3 @@ async def test_effects_of_child_runs_refuse_a_rollback_and_are_rolled_back_by_th
     await app.rollback("r")
     await rolled_back(machine, app)
     assert notes() == ["book Oslo", "child's own", "unbook Oslo"]
-
-
-# -- holds -------------------------------------------------------------------------------------------------------------
-async def test_a_held_run_is_rolled_back_by_the_verb_and_by_the_resolution(machine: Machine) -> None:
-    for name, verb in (("a", "rollback"), ("b", "resolve")):
-        NOTES.clear()
-        app, _ = await machine.start(rollback_trip, id=name)
-        await machine.until_status(name, "waiting")
-        await app.hold(name)
-        if verb == "rollback":
-            await app.rollback(name, "why not", by="ann")
-        else:
-            await app.resolve(name, "rollback", note="why not", by="ann")
-        await rolled_back(machine, app, name)
-        assert notes() == BOOKED + UNBOOKED
-        (resolved,) = machine.bodies(name, "run_resolved")
-        assert (resolved.resolution, resolved.note, resolved.by) == ("rollback", "why not", "ann")
-
-
-async def test_a_run_whose_step_is_exhausted_is_rolled_back(machine: Machine) -> None:
-    @step(retry=Retry(attempts=1, then="hold"), compensate=unbook)
-    async def full(city: str) -> str:
-        raise ConnectionError(city)
-
-    @workflow
-    async def tour() -> None:
-        await book("Oslo")
-        await full("Rome")
-
-    app, run = await machine.start(tour, id="r")
-    with pytest.raises(RunHeld):
-        await run.result(timeout=60)
-    await app.resolve("r", "rollback")
-    await rolled_back(machine, app)
-    assert notes() == ["book Oslo", "unbook Oslo"], "what failed is not undone"
-
-
-async def test_a_run_that_is_stuck_or_drifted_is_rolled_back(machine: Machine) -> None:
-    world = {"schema": 1}
-
-    @workflow
-    async def stuck() -> None:
-        await book("Oslo")
-        await asyncio.Event().wait()
-
-    @workflow
-    async def drifts() -> None:
-        await everstep.expect(everstep.witness.value("schema", lambda: world["schema"]))
-        await book("Oslo")
-        await everstep.receive("word", str)
-
-    first = await machine.boot()
-    with pytest.raises(RunHeld):
-        await first.run(stuck, id="stuck")
-    await first.start(drifts, id="drift")
-    await machine.until_status("drift", "waiting")
-    await machine.kill(first)
-    world["schema"] = 2
-    app, _ = await machine.start(drifts, id="drift")
-    await machine.until_status("drift", "held")
-    for run in ("stuck", "drift"):
-        assert machine.hold(run).reason == run
-        NOTES.clear()
-        await app.resolve(run, "rollback")
-        await rolled_back(machine, app, run)
-        assert notes() == ["unbook Oslo"]
-
-
-async def test_code_that_spins_offers_no_rollback_for_it_would_spin_again(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @workflow
-    async def spins() -> None:
-        await book("Oslo")
-        while True:
-            await asyncio.sleep(0)
-
-    app = await machine.boot()
-    monkeypatch.setattr(loop, "TURNS_MAX", 1000)
-    run = await app.start(spins, id="r")
-    with pytest.raises(RunHeld):
-        await run.result(timeout=60)
-    assert machine.hold("r").resolutions == ["retry", "cancel"]
-
-
-async def test_a_run_whose_code_diverged_is_rolled_back_when_the_right_code_is_there(machine: Machine) -> None:
-    def version(city: str) -> Any:
-        @workflow(name="rollback_versioned")
-        async def versioned() -> str:
-            return await book(city) + await look(city) if city == "Oslo" else await look(city)
-
-        return versioned
-
-    app = await machine.boot()
-    await app.run(version("Oslo"), id="r")
-    version("Rome")
-    await app.rollback("r")
-    await machine.until_status("r", "held")
-    hold = machine.hold("r")
-    assert (hold.reason, "rollback" in hold.resolutions) == ("diverged", False)
-    with pytest.raises(HoldConflict):
-        await app.rollback("r")
-    assert notes() == ["book Oslo", "look Oslo"]
-    version("Oslo")
-    await app.retry_diverged("r")
-    await rolled_back(machine, app)
-    assert notes() == ["book Oslo", "look Oslo", "unbook Oslo"]
-
-
-# -- races -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("last", ["return", "raise", "mail"])
-async def test_a_rollback_that_meets_the_end_takes_effect(machine: Machine, last: str) -> None:
-    """The code has finished and its end is refused, because the request came first."""
-    GATES["Rome"] = Gate()
-
-    @workflow
-    async def short(last: str) -> str:
-        await book("Oslo")
-        await book("Rome")
-        if last == "raise":
-            raise ValueError
-        return "home"
-
-    owner, stranger = await machine.boot(), await machine.boot()
-    await owner.start(short, last, id="r")
-    await GATES["Rome"].reached.wait()
-    freeze(owner)  # so that it does not see the request before its end is refused
-    await stranger.rollback("r", allow_uncompensated=last == "mail")
-    GATES["Rome"].opened.set()
-    if last == "raise":  # what it did is being undone already, and it has failed
-        with pytest.raises(ValueError):
-            await owner.get("r").result(timeout=60)
-        sound(machine)
-    else:
-        await rolled_back(machine, owner)
-    assert notes() == BOOKED + UNBOOKED
-    assert [one.state for one in machine.store.signals("r")] == ["consumed"]
-
-
-async def test_what_is_rolled_back_cannot_be_rolled_back_or_retried_again(machine: Machine) -> None:
-    gate = Gate()
-
-    async def undo_slowly(outcome: str) -> None:
-        await gate.wait()
-        NOTES.append("undone")
-
-    @step(compensate=undo_slowly)
-    async def do() -> str:
-        return "x"
-
-    @workflow
-    async def flow() -> str:
-        return await do()
-
-    app = await machine.boot()
-    await app.run(flow, id="r")
-    await app.rollback("r")
-    await gate.reached.wait()
-    with pytest.raises(CompensationBegun, match="being undone"):
-        await app.rollback("r")
-    with pytest.raises(RunActive):
-        await app.retry("r")
-    gate.opened.set()
-    await rolled_back(machine, app)
-    with pytest.raises(CompensationBegun, match="has been undone"):
-        await app.rollback("r")
-    with pytest.raises(RunEnded):
-        await app.cancel("r")
-    assert notes() == ["undone"]
-
-
-async def test_two_rollbacks_at_once_are_one(machine: Machine) -> None:
-    one, other = await machine.boot(), await machine.boot()
-    await one.start(rollback_trip, id="r")
-    await machine.until_status("r", "waiting")
-    await asyncio.gather(one.rollback("r"), other.rollback("r"), return_exceptions=True)
-    await rolled_back(machine, one)
-    assert notes() == BOOKED + UNBOOKED
-    assert machine.kinds("r").count("rollback_requested") == 1
-
-
-async def test_a_cancel_now_does_not_swallow_a_rollback_that_waits_in_the_inbox(machine: Machine) -> None:
-    """They are taken in the order of their arrival; what the cancel leaves, a later rollback undoes."""
-    first, _ = await machine.start(rollback_trip, id="r")
-    await machine.until_status("r", "waiting")
-    await machine.kill(first)
-    stranger = await machine.boot()
-    await runs.rollback(stranger, "r", "", by="", uncompensated=False)
-    await stranger.cancel("r", now=True)
-    assert machine.status("r") == "waiting"
-    app = await machine.worker()
-    await machine.until_status("r", "cancelled")
-    assert machine.kinds("r").index("rollback_requested") < machine.kinds("r").index("cancel_requested")
-    assert notes() == [*BOOKED, "unbook Rome"], "what was under way is settled, and no more"
-    await app.rollback("r")
-    await rolled_back(machine, app)
-    assert notes() == BOOKED + UNBOOKED
-
-
-async def test_a_rollback_after_a_cancel_takes_the_cancel_s_place(machine: Machine) -> None:
-    GATES["Wien"] = Gate()
-    app, _ = await machine.start(rollback_trip, "book", id="r")
-    await GATES["Wien"].reached.wait()
-    await app.cancel("r", now=True)
-    await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
-    await app.rollback("r")
-    await machine.until(lambda: "rollback_requested" in machine.kinds("r"))
-    GATES["Wien"].opened.set()
-    await rolled_back(machine, app)
-    assert notes() == [*BOOKED, "book Wien", "unbook Wien", *UNBOOKED]
-
-
-async def test_children_are_asked_to_stop_and_an_ended_child_is_left_alone(machine: Machine) -> None:
-    @workflow
-    async def waits() -> None:
-        await everstep.receive("never", str)
-
-    @workflow(on_parent_end="wait")
-    async def awaited() -> None:
-        await everstep.receive("never", str)
-
-    @workflow
-    async def parent() -> None:
-        await everstep.start(waits, id="child")
-        await everstep.start(awaited, id="awaited")
-        await book("Oslo")
-        await everstep.receive("never", str)
-
-    app, _ = await machine.start(parent, id="r")
-    await machine.until_status("r", "waiting")
-    await machine.until_status("child", "waiting")
-    await machine.until_status("awaited", "waiting")
-    await app.rollback("r")
-    await rolled_back(machine, app)
-    await machine.until_status("child", "cancelled")
-    await machine.until_status("awaited", "cancelled")
-    sound(machine)

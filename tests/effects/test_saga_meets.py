@@ -8,18 +8,9 @@ import everstep
 from everstep import STORE, NotDone, step, transaction, workflow
 from everstep.engine.history.restored import mark_restored
 from everstep.errors import Misuse, RunCancelled, RunHeld, Uncompensated
-from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import GATES, NOTES
-
-
-async def pass_gate(name: str) -> None:
-    if name in GATES:
-        await GATES[name].wait()
-
-
-def judged(machine: Machine) -> None:
-    assert check(export_histories(machine.store)) == []
+from tests.worlds.judging import killed_at, sound
+from tests.worlds.ledger import GATES, NOTES, pass_gate
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -62,17 +53,6 @@ async def cards(days: int) -> int:
     return sent
 
 
-async def killed_at(machine: Machine, gate: str, code: Any, *args: Any) -> None:
-    """Start a run and kill its process while a body stands at a gate."""
-    GATES[gate] = Gate()
-    app, _ = await machine.start(code, *args, id="r")
-    await GATES[gate].reached.wait()
-    await machine.until(lambda: all(one.writer.all_is_durable for one in app.drivers.values()))
-    await machine.kill(app)
-    GATES.clear()
-    NOTES.clear()
-
-
 UNDONE = [f"unbook b{day}" for day in reversed(range(6))]
 
 
@@ -83,7 +63,7 @@ async def test_a_loop_that_fails_after_a_crash_undoes_all_its_turns_in_reverse(m
     with pytest.raises(LookupError, match="no way back"):
         await app.get("r").result(timeout=60)
     assert ["book 5", *UNDONE] == NOTES, "no turn is done again, and none is left out"
-    judged(machine)
+    sound(machine)
 
 
 async def test_a_loop_that_is_killed_while_it_is_undone_undoes_the_rest(machine: Machine) -> None:
@@ -95,7 +75,7 @@ async def test_a_loop_that_is_killed_while_it_is_undone_undoes_the_rest(machine:
     with pytest.raises(LookupError):
         await again.get("r").result(timeout=60)
     assert list(dict.fromkeys(NOTES)) == ["book 5", *UNDONE]
-    judged(machine)
+    sound(machine)
 
 
 async def test_a_loop_that_crashed_is_rolled_back_whole(machine: Machine) -> None:
@@ -108,7 +88,7 @@ async def test_a_loop_that_crashed_is_rolled_back_whole(machine: Machine) -> Non
     with pytest.raises(RunCancelled):
         await app.get("r").result(timeout=60)
     assert NOTES in (["book 5", *UNDONE], UNDONE[1:]), "the one under way is settled first"
-    judged(machine)
+    sound(machine)
 
 
 async def test_a_loop_that_has_ended_is_rolled_back_whole_by_another_process(machine: Machine) -> None:
@@ -121,7 +101,7 @@ async def test_a_loop_that_has_ended_is_rolled_back_whole_by_another_process(mac
     with pytest.raises(RunCancelled):
         await other.get("r").result(timeout=60)
     assert NOTES == UNDONE
-    judged(machine)
+    sound(machine)
 
 
 async def test_after_a_checkpoint_it_is_still_known_what_nothing_undoes(machine: Machine) -> None:
@@ -168,7 +148,7 @@ async def test_a_completed_compensation_frees_the_key_of_its_step(machine: Machi
     first, undone, again = NOTES
     assert undone == "refund paid i1"
     assert first != again, "it is another action to its receiver"
-    judged(machine)
+    sound(machine)
 
 
 async def test_a_person_who_says_that_a_compensation_is_done_frees_the_key_too(machine: Machine) -> None:
@@ -193,7 +173,7 @@ async def test_a_person_who_says_that_a_compensation_is_done_frees_the_key_too(m
     with pytest.raises(LookupError):
         await app.get("a").result(timeout=60)
     assert machine.store.effect("buy:i1").state == "free"  # type: ignore[union-attr]
-    judged(machine)
+    sound(machine)
 
 
 async def test_whoever_shares_an_outcome_does_not_undo_it(machine: Machine) -> None:
@@ -205,7 +185,7 @@ async def test_whoever_shares_an_outcome_does_not_undo_it(machine: Machine) -> N
     assert machine.kinds("b", "step_shared") == ["step_shared"]
     assert not any(one.startswith("refund") for one in NOTES), "it is the owner's to undo"
     assert machine.store.effect("pay:i1").state == "done"  # type: ignore[union-attr]
-    judged(machine)
+    sound(machine)
 
 
 # -- atomic steps ------------------------------------------------------------------------------------------------------
@@ -235,7 +215,7 @@ async def test_an_atomic_step_is_undone_by_an_atomic_step(machine: Machine, plac
         await run.result(timeout=60)
     assert NOTES == ["give taken nails"]
     assert machine.kinds("r")[-4:] == ["compensation_started", "step_started", "step_completed", "run_failed"]
-    judged(machine)
+    sound(machine)
 
 
 def test_a_compensation_of_an_atomic_step_that_does_not_take_its_arguments_is_refused_when_declared() -> None:
@@ -301,7 +281,7 @@ async def test_after_a_restore_a_compensation_that_must_not_happen_twice_is_aske
     with pytest.raises(LookupError):
         await worker.get("r").result(timeout=60)
     assert NOTES == ["recall p1"]
-    judged(machine)
+    sound(machine)
 
 
 @pytest.mark.parametrize("how", ["restored", "repaired"])
@@ -332,4 +312,4 @@ async def test_a_rollback_does_not_pass_over_what_is_lost_without_a_word(machine
     await app.resolve("r", "not-done")
     await machine.until_status("r", "cancelled")
     assert NOTES == ["recall p1"]
-    judged(machine)
+    sound(machine)

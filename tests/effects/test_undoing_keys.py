@@ -17,16 +17,11 @@ from everstep.cli import main
 from everstep.engine.app.app import App
 from everstep.errors import KeyConflict, RunCancelled, RunHeld
 from everstep.stores.protocol import Append, Operation
-from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine, run_program
-from tests.worlds.ledger import FAILS, GATES, NOTES
+from tests.worlds.judging import sound
+from tests.worlds.ledger import FAILS, GATES, NOTES, pass_gate
 
 K = "invoice:7"
-
-
-async def pass_gate(name: str) -> None:
-    if name in GATES:
-        await GATES[name].wait()
 
 
 @step(effect="once")
@@ -81,12 +76,6 @@ async def in_parts(invoice: int, part: int) -> str:
 def state(machine: Machine) -> str:
     row = machine.store.effect(K)
     return row.state if row is not None else ""
-
-
-def sound(machine: Machine, *runs: str, settled: bool = True) -> None:
-    assert check(export_histories(machine.store), settled=settled) == []
-    for run in runs:
-        assert not machine.replay(run).differences, run
 
 
 async def fail(machine: Machine, app: App) -> None:

@@ -14,16 +14,15 @@ from everstep.model.carried import undoing_entropy
 from everstep.model.digests import step_key
 from everstep.model.events import decode_body
 from everstep.stores.rows.keys import EffectFilter
-from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import GATES, NOTES
+from tests.worlds.judging import sound
+from tests.worlds.ledger import GATES, NOTES, pass_gate
 
 
 @step
 async def unbook(booking: str, room: int) -> None:
     NOTES.append(f"unbook {booking} {everstep.key()}")
-    if f"unbook {room}" in GATES:
-        await GATES[f"unbook {room}"].wait()
+    await pass_gate(f"unbook {room}")
 
 
 @step(compensate=unbook)
@@ -58,10 +57,6 @@ def undone() -> list[str]:
     return [" ".join(note.split()[1:3]) for note in NOTES if note.startswith("unbook")]
 
 
-def all_is_sound(machine: Machine) -> None:
-    assert check(export_histories(machine.store)) == []
-
-
 ALL = ["room 13", "room 3", "room 12", "room 2", "room 11", "room 1"]
 
 
@@ -74,7 +69,7 @@ async def test_a_later_generation_that_fails_undoes_what_all_of_them_did_the_las
     said = "book#2, book, book#2 of generation 2, book of generation 2, book#2 of generation 1, book of generation 1"
     assert failed.value.__notes__ == [f"Compensated: {said}."]
     assert machine.bodies("r", "compensation_started")[0].steps == [2, 1, -1, -2, -3, -4]
-    all_is_sound(machine)
+    sound(machine)
     shown = [(row.name, row.undone) for row in timeline_of(machine.store, "r", 3).compensations()]
     assert shown[0] == ("book of generation 1", "compensated")
     assert len(shown) == 6
@@ -89,7 +84,7 @@ async def test_a_rollback_undoes_older_generations_too_and_only_once(machine: Ma
     assert undone() == ALL
     with pytest.raises(CompensationBegun):
         await app.rollback("r")
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_a_process_that_dies_while_it_undoes_an_older_generation_leaves_the_rest_to_the_next(
@@ -107,7 +102,7 @@ async def test_a_process_that_dies_while_it_undoes_an_older_generation_leaves_th
     begun, again = before[-1], NOTES[len(before)]
     assert begun == again, "the same compensation, with the same key"
     assert undone() == [*ALL[:4], *ALL[3:]]
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_the_keys_of_compensations_do_not_depend_on_the_generation_that_undoes(machine: Machine) -> None:
@@ -143,7 +138,7 @@ async def test_a_key_of_its_own_is_freed_when_a_later_generation_undoes_its_step
     assert NOTES == ["ring a", "unring a"]
     (row,) = machine.store.effects(EffectFilter())
     assert (row.key, row.state, row.generation, row.round) == ("bell:a", "free", 1, 1)
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_what_is_large_or_secret_is_carried_over_whole_and_not_shown(machine: Machine) -> None:
@@ -161,7 +156,7 @@ async def test_what_is_large_or_secret_is_carried_over_whole_and_not_shown(machi
     first = (await run.history())[0].body["carried"]["undoable"][0]
     assert (first["step"], first["whole_ref"], first["ref"]) == ("whisper", "(secret)", "(secret)")
     verify_now(machine.store, "r")
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_a_person_is_asked_about_a_compensation_of_an_older_generation(machine: Machine) -> None:
@@ -187,7 +182,7 @@ async def test_a_person_is_asked_about_a_compensation_of_an_older_generation(mac
     with pytest.raises(LookupError, match="no car"):
         await run.result(timeout=60)
     assert [row.state for row in machine.store.effects(EffectFilter())] == ["free"]
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_code_that_no_longer_declares_the_step_holds_the_run_and_the_right_code_goes_on(

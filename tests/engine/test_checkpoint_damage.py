@@ -21,7 +21,7 @@ from everstep.testing.clock import FakeClock
 from tests.engine.checkpoint_helpers import KeepingStore, account, existing, recovered, replayed_whole
 from tests.engine.lives import RUN, cut, live
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import GATES, NOTES
+from tests.worlds.ledger import GATES, NOTES, act
 
 
 @dataclass
@@ -32,9 +32,7 @@ class Sum:
 
 @step
 async def add(number: int) -> int:
-    NOTES.append(f"add {number}")
-    if f"add {number}" in GATES:
-        await GATES[f"add {number}"].wait()
+    await act(f"add {number}")
     return number
 
 

@@ -14,14 +14,14 @@ from everstep.model.events import CancelRequested, encode_body
 from everstep.stores.protocol import Post
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import GATES, NOTES
+from tests.worlds.judging import sound
+from tests.worlds.ledger import GATES, NOTES, pass_gate
 
 
 @step
 async def add(number: int) -> int:
     NOTES.append(f"add {number} {everstep.key()}")
-    if f"add {number}" in GATES:
-        await GATES[f"add {number}"].wait()
+    await pass_gate(f"add {number}")
     return number + 1
 
 
@@ -40,10 +40,6 @@ async def counting(number: int, left: int) -> int:
     return number
 
 
-def all_is_sound(machine: Machine) -> None:
-    assert check(export_histories(machine.store)) == []
-
-
 async def test_a_run_goes_on_with_a_fresh_history_and_the_new_arguments(machine: Machine) -> None:
     _, run = await machine.start(counting, 0, 3, id="r", tags={"of": "ann"})
     created = machine.row("r").created_at
@@ -56,7 +52,7 @@ async def test_a_run_goes_on_with_a_fresh_history_and_the_new_arguments(machine:
     assert machine.kinds("r")[-1] == "run_completed"
     assert len({note.split()[2] for note in NOTES}) == 4, "no two generations share a key"
     assert await run.published() == {"left": 0}
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_the_same_call_in_two_generations_has_two_keys_and_draws_other_numbers(machine: Machine) -> None:
@@ -128,7 +124,7 @@ async def test_signals_that_nobody_received_are_received_in_the_next_generation(
     assert machine.status("r") == "waiting"
     await run.signal("word", "three")
     assert await run.result(timeout=60) == ["one", "two", "three"]
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_a_signal_that_was_recorded_before_the_end_and_not_received_is_carried_over(machine: Machine) -> None:
@@ -148,7 +144,7 @@ async def test_a_signal_that_was_recorded_before_the_end_and_not_received_is_car
     assert await run.result(timeout=60) == "early"
     (started,) = machine.bodies("r", "run_started")
     assert [name for name, _, _ in started.carried.signals] == ["word"]
-    all_is_sound(machine)
+    sound(machine)
 
 
 def deliver_behind(machine: Machine, app: App, post: Post) -> None:
@@ -186,7 +182,7 @@ async def test_a_signal_that_the_code_had_not_come_to_is_carried_over(machine: M
     gate.opened.set()
     assert await run.result(timeout=60) == "early"
     assert [event.kind for event in machine.events("r", 1)][-2:] == ["signal_received", "run_continued"]
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_a_cancel_that_the_code_had_not_come_to_comes_before_a_fresh_history(machine: Machine) -> None:
@@ -199,7 +195,7 @@ async def test_a_cancel_that_the_code_had_not_come_to_comes_before_a_fresh_histo
         await run.result(timeout=60)
     assert machine.row("r").generation == 1
     assert machine.replay("r").differences == []
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_a_process_that_dies_after_the_fresh_history_began_is_followed_by_one_that_goes_on(
@@ -216,7 +212,7 @@ async def test_a_process_that_dies_after_the_fresh_history_began_is_followed_by_
     done = [note.split()[1] for note in NOTES]
     assert done == ["0", "1", "1", "2"]
     assert len(set(NOTES)) == 3, "the attempt that was cut off and the next have one key"
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_a_budget_counts_over_all_generations(machine: Machine) -> None:
@@ -229,7 +225,7 @@ async def test_a_budget_counts_over_all_generations(machine: Machine) -> None:
         await run.result(timeout=60)
     assert len(NOTES) == 3
     assert machine.row("r").generation == 4
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_the_timeout_counts_from_the_start_of_the_run(machine: Machine) -> None:
@@ -280,7 +276,7 @@ async def test_a_cancel_that_comes_with_the_end_of_a_generation_is_not_lost(mach
     await run.cancel()
     with pytest.raises(RunCancelled):
         await run.result(timeout=60)
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def test_a_run_that_is_being_cancelled_ends_and_does_not_go_on(machine: Machine) -> None:
@@ -306,7 +302,7 @@ async def test_a_parent_gets_the_result_of_a_child_that_went_on(machine: Machine
 
     app = await machine.boot()
     assert await (await app.start(parent, id="p")).result(timeout=60) == 3
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def _child_open(left: int) -> None:

@@ -35,3 +35,15 @@ def clear_ledger() -> None:
     """Let nothing be noted."""
     for one in (NOTES, KEYS, PAID, DONE, BEGUN, APPLIED, READS, ASKED, ANSWERS, GATES, BROKEN, FAILS):
         one.clear()
+
+
+async def pass_gate(name: str) -> None:
+    """Wait at the gate of this name, if a test has put one there."""
+    if name in GATES:
+        await GATES[name].wait()
+
+
+async def act(what: str) -> None:
+    """Note what a body does, and wait at the gate of that name."""
+    NOTES.append(what)
+    await pass_gate(what)

@@ -1,0 +1,40 @@
+"""What the tests of teardown share: an account of what code did, and runs that can leave memory."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from everstep import step, workflow
+from everstep.engine.app.app import App
+from everstep.stores.memory import MemoryStore
+from everstep.testing.clock import FakeClock
+from tests.engine.lives import echo
+
+TOLD: list[str] = []
+
+
+@step(name="tell")
+async def tell(text: str) -> str:
+    TOLD.append(text)
+    return text
+
+
+def lasting_store() -> MemoryStore:
+    """Return a store that several apps use, one after the other."""
+    store = MemoryStore()
+    store.close = lambda: None  # type: ignore[method-assign]
+    return store
+
+
+@asynccontextmanager
+async def an_app(store: Any = None, clock: FakeClock | None = None) -> AsyncIterator[App]:
+    app = await App(store or MemoryStore(), clock=clock or FakeClock()).open()
+    try:
+        yield app
+    finally:
+        await app.close()
+
+
+@workflow
+async def echo_flow(number: int) -> int:
+    return await echo(number)  # type: ignore[no-any-return]
