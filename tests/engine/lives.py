@@ -253,3 +253,8 @@ def prove(workflow: Any, *args: Any, **options: Any) -> Any:
 def prove_life(workflow: Any, *args: Any, **options: Any) -> Life:
     """Return the first life of a run that is the same in all its lives."""
     return asyncio.run(prove_async(workflow, *args, **options))
+
+
+def once_live(workflow: Any, *args: Any) -> Life:
+    """Live once, without the prefixes."""
+    return prove_life(workflow, *args, every_prefix=False)

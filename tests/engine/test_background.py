@@ -28,7 +28,7 @@ from everstep.errors import StoreError
 from everstep.stores.protocol import Operation, RunFilter, StartRun
 from everstep.testing.faulty_store import FaultyStore
 from everstep.worker.serving import WATCH, WorkerApp
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import DEADLINE_SECONDS
 
 SECONDS = DEADLINE_SECONDS
@@ -165,7 +165,6 @@ WORK = [
 
 
 @pytest.mark.parametrize(("owner", "name"), WORK, ids=[f"{owner.__name__}.{name}" for owner, name in WORK])
-@scenario
 async def test_background_work_that_raises_is_tried_again_and_counted(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
@@ -198,7 +197,6 @@ def _starts(operations: Sequence[Operation]) -> bool:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@scenario
 async def test_a_store_that_raises_what_no_store_should_ends_nothing(machine: Machine, method: str) -> None:
     faulty = FaultyStore(machine.open_store())
     worker = await worker_of(machine, store=faulty.as_store())
@@ -213,7 +211,6 @@ async def test_a_store_that_raises_what_no_store_should_ends_nothing(machine: Ma
     assert not worker.is_failed
 
 
-@scenario
 async def test_tasks_that_the_application_cancels_begin_again(machine: Machine) -> None:
     worker = await worker_of(machine)
     for _ in range(2):
@@ -224,7 +221,6 @@ async def test_tasks_that_the_application_cancels_begin_again(machine: Machine) 
     assert worker.background.troubles()["pump"].failures >= 1
 
 
-@scenario
 async def test_what_failed_is_logged_once_with_its_traceback(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,7 +239,6 @@ async def test_what_failed_is_logged_once_with_its_traceback(
     assert "goes on" in told[-1].getMessage()
 
 
-@scenario
 async def test_after_a_time_without_success_no_runs_of_others_are_claimed_until_it_succeeds(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -285,7 +280,6 @@ async def test_after_a_time_without_success_no_runs_of_others_are_claimed_until_
     assert worker.health().ready
 
 
-@scenario
 async def test_a_worker_that_does_not_claim_leaves_free_runs_alone(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,8 +298,7 @@ async def test_a_worker_that_does_not_claim_leaves_free_runs_alone(
         return bool(worker.background.not_claiming)
 
     await machine.until(has_stopped, SECONDS)
-    client = await machine.boot()
-    await client.start(waits_in_a_lane, "x", id="r")
+    client, _ = await machine.start(waits_in_a_lane, "x", id="r")
     await machine.until_status("r", "waiting")
     await machine.kill(client)
     await worker.signal("r", "word", "!")
@@ -329,7 +322,6 @@ async def test_a_worker_that_does_not_claim_leaves_free_runs_alone(
 # -- what the machine refuses ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [3, 10**9], ids=["a few", "all"])
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
-@scenario
 async def test_without_threads_runs_go_on_and_the_app_can_be_closed(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception, count: int
 ) -> None:
@@ -349,7 +341,6 @@ async def test_without_threads_runs_go_on_and_the_app_can_be_closed(
     await asyncio.wait_for(machine.stop(app), SECONDS)
 
 
-@scenario
 async def test_a_def_body_waits_for_a_thread_and_others_do_not_wait_for_it(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +374,6 @@ async def test_a_def_body_waits_for_a_thread_and_others_do_not_wait_for_it(
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError(), StoreError("lost")], ids=repr)
-@scenario
 async def test_a_worker_that_cannot_enter_again_tries_until_it_can(machine: Machine, error: Exception) -> None:
     faulty = FaultyStore(machine.open_store())
     worker = await worker_of(machine, store=faulty.as_store())

@@ -20,10 +20,8 @@ from everstep.stores.protocol import CheckpointRow
 from everstep.testing.clock import FakeClock
 from tests.engine.checkpoint_helpers import KeepingStore, account, existing, recovered, replayed_whole, with_events
 from tests.engine.lives import RUN, cut, live
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import GATES, NOTES, act
 
 
 @dataclass
@@ -34,9 +32,7 @@ class Sum:
 
 @step
 async def add(number: int) -> int:
-    NOTES.append(f"add {number}")
-    if f"add {number}" in GATES:
-        await GATES[f"add {number}"].wait()
+    await act(f"add {number}")
     return number
 
 
@@ -47,12 +43,6 @@ async def adding(numbers: list[int]) -> int:
         state = await everstep.checkpoint(state)
         state.total += await add(state.todo.pop(0))
     return state.total
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted() -> None:
-    NOTES.clear()
-    GATES.clear()
 
 
 # -- every bit --------------------------------------------------------------------------------------------------------
@@ -227,8 +217,7 @@ def test_a_beginning_that_the_checkpoints_do_not_know_is_not_mixed_with_them(dam
 async def stopped_in_the_loop(machine: Machine, at: int = 7, run: str = "r") -> list[int]:
     """Leave a run behind whose process died in the middle of its loop; return its checkpoints."""
     gate = GATES[f"add {at}"] = Gate()
-    app = await machine.boot()
-    await app.start(adding, list(range(10)), id=run)
+    app, _ = await machine.start(adding, list(range(10)), id=run)
     await gate.reached.wait()
     await machine.until(lambda: app.drivers[run].writer.all_is_durable)
     await machine.kill(app)
@@ -260,7 +249,6 @@ PLACES = [(column, place) for column in ("previous", "engine", "state", "digest"
 
 
 @pytest.mark.parametrize(("column", "place"), PLACES)
-@scenario
 async def test_a_damaged_checkpoint_is_archived_whole_with_a_note_and_the_result_is_the_same(
     machine: Machine, column: str, place: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -283,7 +271,6 @@ async def test_a_damaged_checkpoint_is_archived_whole_with_a_note_and_the_result
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("how", ["flipped", "missing"])
-@scenario
 async def test_with_one_two_or_all_three_gone_the_result_is_the_same_and_it_is_said_once(
     machine: Machine, how: str, count: int
 ) -> None:
@@ -309,7 +296,6 @@ async def test_with_one_two_or_all_three_gone_the_result_is_the_same_and_it_is_s
     assert (await app.get("r").verify()).sound
 
 
-@scenario
 async def test_with_all_three_and_the_history_damaged_the_run_is_held_and_nothing_is_changed(machine: Machine) -> None:
     seqs = await stopped_in_the_loop(machine)
     for seq in seqs[-3:]:
@@ -329,7 +315,6 @@ async def test_with_all_three_and_the_history_damaged_the_run_is_held_and_nothin
     assert (kept(machine), machine.store.archived("r")) == (rows, [])
 
 
-@scenario
 async def test_a_damaged_checkpoint_is_told_by_verify_before_anybody_recovers(machine: Machine) -> None:
     seqs = await stopped_in_the_loop(machine)
     flip(machine, seqs[-2], "state", 5)
@@ -339,7 +324,6 @@ async def test_a_damaged_checkpoint_is_told_by_verify_before_anybody_recovers(ma
     assert found.problem == (f"The checkpoint at event {seqs[-2]} of run r is damaged: it does not match its digest.")
 
 
-@scenario
 async def test_whoever_only_looks_archives_nothing(machine: Machine) -> None:
     seqs = await stopped_in_the_loop(machine)
     flip(machine, seqs[-1], "state", 5)

@@ -473,15 +473,12 @@ def test_ticks_count_the_time_of_a_suspended_machine_where_there_is_such_a_clock
     assert before <= between <= time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
-def test_cancelled_alarms_are_not_kept_until_their_time() -> None:
-    async def main() -> None:
-        clock = StoreClock(lambda: DAY, lambda: DAY)
-        alarms = Alarms(clock, asyncio.get_running_loop())
-        kept = [alarms.add(2 * DAY, list) for _ in range(10)]
-        for _ in range(10_000):
-            alarms.add(2 * DAY, list).cancel()
-        assert len(alarms._heap) < 500
-        for alarm in kept:
-            alarm.cancel()
-
-    asyncio.run(main())
+async def test_cancelled_alarms_are_not_kept_until_their_time() -> None:
+    clock = StoreClock(lambda: DAY, lambda: DAY)
+    alarms = Alarms(clock, asyncio.get_running_loop())
+    kept = [alarms.add(2 * DAY, list) for _ in range(10)]
+    for _ in range(10_000):
+        alarms.add(2 * DAY, list).cancel()
+    assert len(alarms._heap) < 500
+    for alarm in kept:
+        alarm.cancel()

@@ -227,19 +227,16 @@ async def test_a_request_goes_with_the_next_batch(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_closing_waits_for_what_is_in_flight(is_begun: bool) -> None:
-    async def main() -> None:
-        bench = Bench()
-        await bench.learn()
-        bench.store.is_open = False
-        bench.ready(bench.first)
-        if is_begun:
-            await bench.until(lambda: bench.store.gates)
-        closing = asyncio.ensure_future(bench.committer.close())
+async def test_closing_waits_for_what_is_in_flight(is_begun: bool) -> None:
+    bench = Bench()
+    await bench.learn()
+    bench.store.is_open = False
+    bench.ready(bench.first)
+    if is_begun:
         await bench.until(lambda: bench.store.gates)
-        assert not closing.done()
-        bench.store.gates[0].set()
-        await asyncio.wait_for(closing, WAIT_SECONDS_MAX)
-        assert all(len(run.heard) == 2 for run in bench.first)
-
-    asyncio.run(main())
+    closing = asyncio.ensure_future(bench.committer.close())
+    await bench.until(lambda: bench.store.gates)
+    assert not closing.done()
+    bench.store.gates[0].set()
+    await asyncio.wait_for(closing, WAIT_SECONDS_MAX)
+    assert all(len(run.heard) == 2 for run in bench.first)

@@ -298,29 +298,26 @@ def test_a_def_workflow_dropped_from_memory_is_replayed_and_goes_on() -> None:
     assert asyncio.run(main()) == [2, "again", 4]
 
 
-def test_five_hundred_def_workflows_wait_at_once_without_threads() -> None:
+async def test_five_hundred_def_workflows_wait_at_once_without_threads() -> None:
     @workflow
     def flow(number: int) -> int:
         blocking.sleep(60)
         word: int = blocking.receive("word", int)
         return number + word
 
-    async def main() -> None:
-        clock = FakeClock()
-        app = await App(LastingStore(), clock=clock).open()
-        before = threading.active_count()
-        runs = [await app.start(flow, number, id=f"run-{number}") for number in range(500)]
-        await settle(app)
-        assert threading.active_count() <= before + 2  # the committer's, and the one that renews the lease
-        clock.advance(60)
-        await settle(app)
-        await asyncio.gather(*(one.signal("word", 1000) for one in runs))
-        results = await asyncio.gather(*(one.result(timeout=60) for one in runs))
-        assert results == [number + 1000 for number in range(500)]
-        assert threading.active_count() <= before + 2
-        await app.close()
-
-    asyncio.run(main())
+    clock = FakeClock()
+    app = await App(LastingStore(), clock=clock).open()
+    before = threading.active_count()
+    runs = [await app.start(flow, number, id=f"run-{number}") for number in range(500)]
+    await settle(app)
+    assert threading.active_count() <= before + 2  # the committer's, and the one that renews the lease
+    clock.advance(60)
+    await settle(app)
+    await asyncio.gather(*(one.signal("word", 1000) for one in runs))
+    results = await asyncio.gather(*(one.result(timeout=60) for one in runs))
+    assert results == [number + 1000 for number in range(500)]
+    assert threading.active_count() <= before + 2
+    await app.close()
 
 
 def test_a_killed_process_s_def_workflow_goes_on_in_the_next_one(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from everstep.engine.run.driver import Driver
 from everstep.engine.run.inbox import Deadlines, Inbox
 from everstep.engine.run.writer import RunWriter
 from everstep.stores.protocol import Failed
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 APPLIED: dict[str, str] = {}
 """What a receiver that honours keys has applied."""
@@ -126,7 +126,6 @@ async def runs_beside(machine: Machine, app: App) -> dict[str, Any]:
 
 @pytest.mark.parametrize("error", [ValueError("broken"), MemoryError()], ids=["a mistake", "no memory"])
 @pytest.mark.parametrize("place", PLACES)
-@scenario
 async def test_whatever_is_raised_for_a_run_it_goes_on_from_its_history(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
 ) -> None:
@@ -140,7 +139,6 @@ async def test_whatever_is_raised_for_a_run_it_goes_on_from_its_history(
 
 
 @pytest.mark.parametrize("place", ["unit", "settle", "completed", "go on"])
-@scenario
 async def test_a_run_for_which_the_engine_raises_again_and_again_is_held_and_no_other(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -161,7 +159,6 @@ async def test_a_run_for_which_the_engine_raises_again_and_again_is_held_and_no_
 
 
 @pytest.mark.parametrize("error", [MemoryError(), BlockingError("os.stat")], ids=["the machine", "a detector"])
-@scenario
 async def test_a_run_is_not_held_for_what_the_engine_is_refused(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -174,7 +171,6 @@ async def test_a_run_is_not_held_for_what_the_engine_is_refused(
 
 
 @pytest.mark.parametrize("method", ["drive", "hold_claimed"])
-@scenario
 async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_taken_up(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -202,7 +198,6 @@ async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_tak
         assert await asyncio.wait_for(worker.get(name).result(), 30) == expected(name)
 
 
-@scenario
 async def test_a_unit_for_which_the_store_has_no_memory_is_written_later_and_the_run_is_not_held(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from everstep.effects.step import declared_name
 from everstep.engine.code.recovery_point import load_past
 from everstep.errors import RunHeld
 from tests.waiting import open_sqlite
+from tests.worlds.ledger import DONE
 
 
 @dataclass
@@ -24,14 +25,6 @@ class Words:
     said: list[str] = field(default_factory=list)
     laps: int = 0
     most: int = 3
-
-
-DONE: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_done() -> None:
-    DONE.clear()
 
 
 @pytest.fixture

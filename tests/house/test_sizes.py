@@ -1,8 +1,8 @@
-"""No function is longer than 70 lines and no module longer than 700."""
+"""No function is longer than 70 lines, and no module longer than 700, nor one of the tests."""
 
 import ast
 
-from tests.house.sources import Source, modules, report
+from tests.house.sources import ROOT, Source, modules, report
 
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 700
@@ -30,6 +30,12 @@ def size_violations(source: Source) -> list[str]:
 def test_functions_and_modules_are_short() -> None:
     violations = [violation for source in modules() for violation in size_violations(source)]
     assert not violations, report(violations)
+
+
+def test_modules_of_tests_are_short() -> None:
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py")}
+    found = [f"{path.relative_to(ROOT)}: {n} lines" for path, n in lengths.items() if n > MODULE_LINES_MAX]
+    assert not found, f"cut it by what it is about: {', '.join(found)}"
 
 
 def test_each_exception_still_exists_and_has_a_reason() -> None:

@@ -1,11 +1,9 @@
 """What the tests of schedules share."""
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -30,16 +28,6 @@ def defined(cron: str = "", **options: object) -> Definition:
 
 def texts(ticks: list[int]) -> list[str]:
     return [tick_text(tick) for tick in ticks]
-
-
-def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on a loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 async def until(condition: Callable[[], object]) -> None:
