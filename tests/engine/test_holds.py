@@ -646,7 +646,6 @@ async def test_a_hold_that_waits_for_a_body_is_not_lost_when_the_process_is_kill
 
 
 @pytest.mark.parametrize("flow", ["begun", "fresh"])
-@scenario
 async def test_a_hold_that_was_asked_while_no_process_lived_comes_before_any_body(machine: Machine, flow: str) -> None:
     """The open step may be repeated, or the next one is not even in the history."""
     GATES.update(first=Gate(), second=Gate())
