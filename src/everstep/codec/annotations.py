@@ -39,9 +39,7 @@ def resolved(annotation: object, names: Names) -> object:
     if not isinstance(text, str):
         return annotation
     try:
-        alone = SimpleNamespace(
-            __annotations__={"it": text}
-        )  # alone, so that a mistake in another annotation does not matter
+        alone = SimpleNamespace(__annotations__={"it": text})  # a mistake in another one does not matter
         return get_type_hints(alone, {}, _Visible(names), include_extras=True)["it"]
     except Exception:  # noqa: BLE001 - an annotation may hold any expression
         return Any
