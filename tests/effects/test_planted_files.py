@@ -258,6 +258,6 @@ def test_a_link_of_a_stranger_in_a_shared_folder_is_not_followed(what: str) -> N
     followed = Path("victim").read_text()
     assert followed == ("!" if what == "write" else "mine!"), "one's own link is"
     os.lchown("shared/out", STRANGER, STRANGER)
-    with pytest.raises(Misuse, match="everybody can write"):
+    with pytest.raises(Misuse, match="every user can write"):
         do(what, "shared/out", "again")
     assert Path("victim").read_text() == followed

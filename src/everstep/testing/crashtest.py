@@ -123,7 +123,7 @@ class Report(msgspec.Struct):
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with the current activity, the number of finished trials, and the planned number."""
+"""Called with what is being done, the number of finished trials, and the planned number."""
 
 
 def crash_everywhere(

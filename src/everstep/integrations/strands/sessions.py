@@ -112,9 +112,9 @@ class _Taken(SessionException):
         return _Taken(
             str(self).replace(
                 NOTHING_WRITTEN,
-                f"Of this call, {which} of the agent {agent_id} had been written before, and the other process continues from "
-                "there; what came later was not written. Open the session again, with a new manager and a new "
-                "agent, look at its messages, and ask for what is missing: the same question would be in it twice.",
+                f"Of this call, {which} of the agent {agent_id} had been written before, and the other process "
+                "continues from there; what came later was not written. Open the session again, with a new manager and "
+                "a new agent, look at its messages, and ask for what is missing: the same question would be there twice.",
             )
         )
 
