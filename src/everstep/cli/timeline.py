@@ -423,7 +423,7 @@ class Timeline:
         for call in body.steps:
             if call in self._calls:
                 self._calls[call].undone = "wanted"
-        why = "somebody wants it" if body.because == "rollback" else error_line(self._error(body))
+        why = "it was requested" if body.because == "rollback" else error_line(self._error(body))
         self._note(event, "compensation", f"{len(body.steps)} to undo, because {why}", "cancelled")
 
     def _take_drift_judged(self, event: EventRow, body: Any) -> None:

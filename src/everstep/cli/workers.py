@@ -65,7 +65,7 @@ def list_workers(url: str | None, *, in_json: bool) -> None:
 
     out = console()
     if not found:
-        out.print(styled(f"Nobody works on {place}.", "dim"))
+        out.print(styled(f"No worker works on {place}.", "dim"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("worker", "process", "host", "since", "state", "at work", "in memory", "lease", "queues", "workflows"):

@@ -153,8 +153,8 @@ def crash_everywhere(
         (`everstep.requests`). The answers must be those of an undisturbed run.
     given: a folder whose content each trial begins with.
     environment: settings of the processes.
-    most: kill at so many boundaries of each kind (default: at all, if there are not more than some hundred).
-    orders: so many other orders are tried in which concurrent steps complete.
+    most: the maximum number of boundaries of each kind to kill at (default: all, up to some hundred).
+    orders: the number of other orders to try in which concurrent steps complete.
     pace: sleeping in step bodies takes this part of its time. Timers of the workflow take none.
     seconds: how long one process may take.
     processes: how many live at the same time.

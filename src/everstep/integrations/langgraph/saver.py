@@ -46,7 +46,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
     url: as for `everstep.open`; or an app that `with everstep.open() as app:` gave.
     allowed: types that stored values may be of, beside those that LangGraph holds for safe and plain data types of
         loaded modules: classes, or their modules and names.
-    serde: another serializer. With LangGraph's own ones whoever can write the database may execute code.
+    serde: another serializer. With LangGraph's own ones an attacker who can write the database can execute code.
     keep: how many checkpoints of each namespace stay; older ones go as new ones come. Default: all.
     options: as for `everstep.open`.
     """

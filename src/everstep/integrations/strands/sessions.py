@@ -42,7 +42,7 @@ async def strands_session() -> None:
         written += 1
         try:
             _write(**request.value)
-        except Exception as error:  # noqa: BLE001  # it is whoever asked that is wrong: the session goes on
+        except Exception as error:  # noqa: BLE001  # the request is wrong: the session continues
             request.refuse(error)
         else:
             request.answer(written)
@@ -114,7 +114,8 @@ class _Taken(SessionException):
                 NOTHING_WRITTEN,
                 f"Of this call, {which} of the agent {agent_id} had been written before, and the other process "
                 "continues from there; what came later was not written. Open the session again, with a new manager and "
-                "a new agent, look at its messages, and ask for what is missing: the same question would be there twice.",
+                "a new agent, look at its messages, and ask for what is missing: the same question would be in it "
+                "twice.",
             )
         )
 

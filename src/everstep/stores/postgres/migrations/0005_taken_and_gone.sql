@@ -63,8 +63,8 @@ BEGIN
 END
 $note$;
 
--- Triggers, so that what workers of the release before begin has its entry as well. They have the rights of whoever
--- migrated: the role of such a worker may have none on a new table yet.
+-- Triggers, so that starts by workers of the previous release have entries as well. They have the rights of the role that
+-- migrated, because the role of such a worker may have none on a new table yet.
 CREATE FUNCTION everstep.note_begun() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $note$
 BEGIN
