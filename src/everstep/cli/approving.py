@@ -1,4 +1,4 @@
-"""`everstep approvals` and `everstep approve`: what waits for a person's answer, and the answer."""
+"""`everstep approvals` and `everstep approve`: the open approvals, and a person's answer to one."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ from everstep.engine.verbs.approve import Approval, open_approvals
 def approvals_command(run: str | None, url: str | None, in_json: bool) -> None:
     """List what waits for a person's answer, with the arguments and the line to paste.
 
-    An answer is bound to the arguments that are shown here: if the run asks about others by then, it is refused.
+    An answer is bound to the arguments that are shown here. If the run asks about other ones by then, it is refused.
     """
     with reading(url) as store:
         if run is not None:

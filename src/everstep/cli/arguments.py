@@ -1,4 +1,4 @@
-"""Arguments on the command line: each is JSON, and becomes what the workflow's signature says."""
+"""Arguments on the command line: each is JSON, and is converted to the type in the workflow's signature."""
 
 import inspect
 import shlex
@@ -24,11 +24,11 @@ def decoded_arguments(workflow: Workflow, texts: tuple[str, ...]) -> tuple[Any, 
 
 
 def decoded_json(text: str, what: str) -> Any:
-    """Return the value of a JSON text from the command line; a bare word is answered with how to quote it."""
+    """Return the value of a JSON text from the command line. For a bare word, the error shows how to quote it."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        if text.startswith(('"', "{", "[")):  # meant as JSON, so quoting it once more would not be what is meant
+        if text.startswith(('"', "{", "[")):  # meant as JSON, so the hint must not be to quote it once more
             raise Misuse(f"{what} is not JSON: {text[:80]} ({error}). Is a quote, comma or bracket missing?") from None
         quoted = shlex.quote(msgspec.json.encode(text).decode())
         raise Misuse(f"{what} is not JSON ({error}). If it is a text, write it as {quoted}") from None
@@ -55,7 +55,7 @@ def _parameter(workflow: Workflow, index: int) -> tuple[str, Any]:
 
 
 def _converted(value: Any, annotation: Any, name: str) -> Any:
-    """Return a JSON value as the annotated type, where that is a type that can be made from JSON."""
+    """Return a JSON value as the annotated type, if msgspec can convert to that type."""
     validate = getattr(annotation, "model_validate", None)
     try:
         if validate is not None:
@@ -64,4 +64,4 @@ def _converted(value: Any, annotation: Any, name: str) -> Any:
     except (msgspec.ValidationError, ValueError) as error:
         raise Misuse(f"The argument {name} is not of the type {types_text(annotation)}: {error}") from None
     except TypeError:
-        return value  # a type that msgspec does not know: the codec says whether it fits
+        return value  # a type that msgspec does not know: the codec decides whether it fits

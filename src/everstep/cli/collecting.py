@@ -62,7 +62,7 @@ def gc_command(
 
 
 def _print(done: Collected, place: str, *, dry_run: bool) -> None:
-    """Tell a person what was deleted."""
+    """Print what was deleted."""
     out = console()
     verb = "would be deleted" if dry_run else "deleted"
     out.print(styled("· " if dry_run else "✓ ", "green").append(f"{len(done.runs)} runs {verb} in {place}"))
@@ -73,5 +73,5 @@ def _print(done: Collected, place: str, *, dry_run: bool) -> None:
     if done.keys:
         out.print(styled("· " if dry_run else "✓ ", "green").append(f"{done.keys} keys of actions {verb}"))
     if done.left:
-        why = "kept, held, in doubt, needed by a run that may go on, or one of their family is too young"
+        why = "kept, held, in doubt, needed by a run that may continue, or one of their family is too young"
         out.print(styled(f"  {done.left} are old enough and stay: {why}", "dim"))

@@ -1,4 +1,4 @@
-"""The report of a crash test as one page: nothing is loaded from anywhere, in light and in dark."""
+"""The report of a crash test as one HTML page, which loads nothing and has a light and a dark theme."""
 
 from html import escape
 from typing import Final

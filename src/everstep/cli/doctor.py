@@ -1,4 +1,4 @@
-"""`everstep doctor`: whether the machine and the store are as they should be."""
+"""`everstep doctor`: whether the machine and the store are in order."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
     | {"nfs", "nfs4", "smb3", "smbfs"}
 )
 AHEAD_SECONDS: Final = 60.0
-"""So far ahead of the machine's clock the store's may be before that is worth a word."""
+"""How far the store's clock may be ahead of the machine's before doctor reports it, in seconds."""
 NAMED_MAX: Final = 5
 MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "wrong": ("✗", "bold red")}
 
@@ -96,7 +96,7 @@ def _print(findings: list[Finding]) -> None:
 
 
 def about_versions() -> list[Finding]:
-    """Look at Python, Everstep and SQLite."""
+    """Check the versions of Python, Everstep and SQLite."""
     return [
         Finding("python", "ok", f"{platform.python_version()} ({platform.python_implementation()}, {sys.platform})"),
         Finding("everstep", "ok", __version__),
@@ -115,7 +115,7 @@ def sqlite_finding(sqlite: str, binding: str) -> Finding:
 
 
 def about_file(url: str | None) -> list[Finding]:
-    """Look at the store's file from outside."""
+    """Check the store's file from outside."""
     path = file_of(url)
     if not os.path.exists(path):
         return [Finding("store", "warning", f"{path} does not exist yet; the first run makes it"), _file_system(path)]
@@ -164,7 +164,7 @@ def file_system_of(folder: str, mounts: str = "/proc/self/mountinfo") -> str:
 
 
 def about_database(path: str) -> list[Finding]:
-    """Look into the file: its journal mode and its structure."""
+    """Check the file: its journal mode and its structure."""
     connection = connect(path, durability="power", patience=Patience(), flags=apsw.SQLITE_OPEN_READWRITE, vfs=None)
     try:
         journal = str(connection.pragma("journal_mode"))
@@ -180,7 +180,7 @@ def about_database(path: str) -> list[Finding]:
 
 
 def about_workers(store: Store, path: str) -> list[Finding]:
-    """Look at who drives runs, and who died doing it."""
+    """Check which workers drive runs, and which died while they did."""
     rows = store.workers()
     locks = LiveLocks(path + "-live")
     try:
@@ -198,7 +198,7 @@ def about_workers(store: Store, path: str) -> list[Finding]:
 
 
 def about_unserved(store: Store) -> list[Finding]:
-    """Look for runs that wait for a worker which nobody has started."""
+    """Find runs that wait for a worker that does not exist."""
     lonely = unserved(store)
     if not lonely:
         return []
@@ -220,7 +220,7 @@ def about_clock(store: Store) -> list[Finding]:
 def _life_of(row: WorkerRow, is_held: Callable[[int], bool]) -> str:
     if not is_held(row.place):
         return "dead; its runs are free"
-    return "alive" if row.has_lease else "its process lives but did not prolong its lease: stopped or stuck"
+    return "alive" if row.has_lease else "its process lives but did not renew its lease: stopped or stuck"
 
 
 def about_runs(store: Store, url: str | None) -> list[Finding]:
@@ -230,7 +230,7 @@ def about_runs(store: Store, url: str | None) -> list[Finding]:
     findings = [Finding("runs", "ok", summary)]
     if damaged := store.runs_without_status(NAMED_MAX + 1):
         named = ", ".join(damaged[:NAMED_MAX]) + (", and more" if len(damaged) > NAMED_MAX else "")
-        text = f"{named}: damaged, without a status. Each is put right by {line_to_paste('repair', 'RUN', url=url)}"
+        text = f"{named}: damaged, without a status. Repair each with {line_to_paste('repair', 'RUN', url=url)}"
         findings.append(Finding("runs", "wrong", text))
     holds: list[Any] = store.holds()
     if holds:
@@ -241,7 +241,7 @@ def about_runs(store: Store, url: str | None) -> list[Finding]:
 
 
 def about_notifications(store: Store, url: str | None) -> list[Finding]:
-    """Count who has not been told of a hold."""
+    """Count the holds whose notifications have not arrived."""
     counts = Notices(store).counts()
     if not counts["undelivered"]:
         return []

@@ -1,4 +1,4 @@
-"""What `everstep doctor` finds."""
+"""The findings of `everstep doctor`."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ Verdict = Literal["ok", "warning", "wrong"]
 
 
 class Finding(msgspec.Struct):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     verdict: Verdict
@@ -19,5 +19,5 @@ class Finding(msgspec.Struct):
 
 
 def about_troubles(row: WorkerRow, now: int) -> list[Finding]:
-    """Say what a worker could not do in the background."""
+    """Report what a worker could not do in the background."""
     return [Finding("background", "warning", f"{row.id}: {line}") for line in troubles_in(row, now)]

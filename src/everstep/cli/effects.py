@@ -1,4 +1,4 @@
-"""`everstep effects`: the keys of effects, who has each, what came of it, and what a person decides about one."""
+"""`everstep effects`: the keys of effects, their owners and outcomes, and a person's decision about one."""
 
 import asyncio
 from fnmatch import fnmatchcase
@@ -51,7 +51,7 @@ CONSEQUENCES: Final[dict[str, str]] = {
 def effects_command(
     free: str | None, done: tuple[str, str] | None, note: str, yes: bool, url: str | None, in_json: bool, **wanted: Any
 ) -> None:
-    """List the keys of effects (`@step(key=…)`), those that changed last first.
+    """List the keys of effects (`@step(key=…)`), the most recently changed first.
 
     A key belongs to the step that was begun under it. While that is under way, others with the key wait for it; when it
     is done, they share its outcome; while it is undoing (its run compensates it), they wait again. Keys outlive their
@@ -81,7 +81,7 @@ def effects_command(
 def _matching(
     store: Store, key: str | None, run: str | None, step: str | None, state: str | None, limit: int
 ) -> list[EffectRow]:
-    """Return the keys that are asked for. A pattern is compared here, key by key, after what it begins with."""
+    """Return the keys that match. A pattern is compared here, key by key, after its fixed prefix."""
     pattern = key or ""
     places = [pattern.index(one) for one in WILDCARDS if one in pattern]
     prefix = pattern[: min(places)] if places else pattern
@@ -101,7 +101,7 @@ def _matching(
 
 
 def is_in_doubt(store: Store, row: EffectRow) -> bool:
-    """Tell whether nobody but a person can say what came of an action: its run has ended without knowing."""
+    """Return True if only a person can say whether an action happened: its run has ended without knowing."""
     if row.state not in UNSETTLED:
         return False
     owner = store.run(row.run)
@@ -121,7 +121,7 @@ def effect_facts(store: Store, row: EffectRow) -> dict[str, Any]:
 
 
 def outcome_of(chain: ChainKeys, row: EffectRow) -> bytes | None:
-    """Return the payload of a key's outcome; None if it has none that can be read and believed."""
+    """Return the payload of a key's outcome; None if it has none, or one that cannot be verified."""
     try:
         return shared_outcome(chain, row) if row.outcome is not None else None
     except (ChainKeyMissing, Damaged):
@@ -169,7 +169,7 @@ def _print_rows(
             what, no, yes = (
                 ("was undone", "it was", "it was not") if is_undoing else ("happened", "it did not", "it did")
             )
-            out.print(styled(f"{row.key}: run {row.run} has ended, and nobody knows whether it {what}.", "yellow"))
+            out.print(styled(f"{row.key}: run {row.run} has ended, and it is unknown whether it {what}.", "yellow"))
             out.print(styled(f"  {no + ':':<13}{line_to_paste('effects', '--free', row.key, url=url)}", "bold"))
             out.print(
                 styled(f"  {yes + ':':<13}{line_to_paste('effects', '--done', row.key, 'JSON', url=url)}", "bold")
@@ -180,7 +180,9 @@ async def _decide(key: str, what: str, value: Any, note: str, url: str | None, *
     async with acting(url) as app:
         row = app.store.effect(key)
         if row is None or row.state == "free":
-            raise Misuse(f"Nobody has the key {clean(key)!r} in {place_of(app.store)}. `everstep effects` lists them.")
+            raise Misuse(
+                f"No step has the key {clean(key)!r} in {place_of(app.store)}. `everstep effects` lists the keys."
+            )
         kind = "undoing" if row.state == "undoing" else "done" if row.state == "done" and what == "free" else "in doubt"
         means = CONSEQUENCES[f"{what} {kind}"]
         waiting = [run for run, _ in app.store.waiters(key)]
@@ -198,4 +200,4 @@ async def _decide(key: str, what: str, value: Any, note: str, url: str | None, *
         return
     out.print(styled(key, "bold").append(f"  {row.state}  {clean(row.step)} of run {row.run}"))
     out.print(f"With --{what}: {means}." + (f" {len(waiting)} runs wait for it." if waiting else ""))
-    out.print("Nothing was changed. Say it again with --yes to do so.")
+    out.print("Nothing was changed. Repeat it with --yes to do so.")

@@ -1,4 +1,6 @@
-"""A run's graph in the terminal: each node with its visits and failures, where the run is, and which edges it took."""
+"""A run's graph in the terminal: each node with its visits and failures, the position of the run, and the edges it
+took.
+"""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +23,7 @@ MARKS: Final = {
 
 
 def graph_facts(story: Story, status: str) -> dict[str, Any]:
-    """Return what happened in a graph, for `--json`."""
+    """Return the events of a graph, for `--json`."""
     return {
         "name": story.name,
         "nodes": story.nodes(),
@@ -31,7 +33,7 @@ def graph_facts(story: Story, status: str) -> dict[str, Any]:
 
 
 def draw_graph(story: Story, status: str, width: int) -> "RenderableType":
-    """Return a run's graph as a table: a line a node, in the order of the definition."""
+    """Return a run's graph as a table: one line for each node, in the order of the definition."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim", pad_edge=False)

@@ -1,4 +1,4 @@
-"""`everstep holds`: the questions that runs have for a person, with what is known and the answers to paste."""
+"""`everstep holds`: the questions that runs have for a person, with the facts and the answers to paste."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DOUBT: Final = frozenset(
     {"attempts", "because", "began_at", "doubted_at", "error", "host", "last_sign_at", "pid", "worker"}
 )
-"""Facts about a step in doubt that are told in sentences."""
+"""Facts about a step in doubt that are printed as sentences."""
 
 
 @click.command("holds")
@@ -28,8 +28,8 @@ DOUBT: Final = frozenset(
 def holds_command(run: str | None, all_holds: bool, url: str | None, in_json: bool) -> None:
     """List what waits for a person, with the answers to choose from.
 
-    A hold loses nothing: the run waits. Each comes with what is known, and for each possible answer what it means and
-    the command to paste; and with who has not been told of it yet, if a webhook should be.
+    A hold loses nothing: the run waits. Each is listed with its facts, and for each possible answer its meaning and
+    the command to paste; and with the notifications that have not arrived, if there is a webhook.
     """
     with reading(url) as store:
         if run is not None:
@@ -47,7 +47,7 @@ def holds_command(run: str | None, all_holds: bool, url: str | None, in_json: bo
 
 
 def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: Sequence[str] = ()) -> "RenderableType":
-    """Return a hold as a person reads it. Print it with `crop=False`, so that its commands stay whole."""
+    """Return a hold for a person. Print it with `crop=False`, so that its commands are not broken."""
     from rich.console import Group
     from rich.padding import Padding
 
@@ -77,7 +77,7 @@ def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: S
 
 
 def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> list[Any]:
-    """Each command on a line of its own, whatever the width: one that was broken in two could not be pasted."""
+    """Return each command on a line of its own, whatever the width, because a broken one could not be pasted."""
     from rich.text import Text
 
     lines: list[Any] = []
@@ -104,7 +104,7 @@ def _other_facts(report: dict[str, Any], now: int) -> list[str]:
 
 
 def _about_doubt(report: dict[str, Any], now: int) -> list[str]:
-    """Say who began a step in doubt, when, and how it is known that nobody will tell how it ended."""
+    """Report which process began a step in doubt, when, and why it is certain that its outcome will not arrive."""
     who = f"worker {report.get('worker', '')}"
     if report.get("pid"):
         who = f"process {report['pid']} on {report.get('host', '')} ({who})"
@@ -125,7 +125,7 @@ def _amounts(amount: Any) -> str:
 
 
 def draw_drift(drift: Any) -> "RenderableType":
-    """Return what of the outside is not as a run remembers it: each subject, and below it the difference."""
+    """Return the drift: each subject that differs from what the run remembers, and below it the difference."""
     from rich.text import Text
 
     text = Text(overflow="fold")

@@ -31,7 +31,7 @@ from everstep.model.status import STATUSES
 from everstep.stores.protocol import RunFilter, RunRow, Store
 
 AMOUNTS = ("cost", "charged", "used", "granted", "allotted", "budget", "limits")
-"""Fields of events that say how much."""
+"""Fields of events with amounts."""
 
 
 @click.command("ls")
@@ -75,7 +75,7 @@ def ls_command(
 
 def _say_unserved(rows: list[RunRow], lonely: set[str]) -> None:
     kinds = sorted({f"{row.workflow} in queue {row.queue}" for row in rows if row.id in lonely})
-    text = f"{len(lonely)} of these wait, and nobody serves {clean(', '.join(kinds))}: `everstep worker ls`."
+    text = f"{len(lonely)} of these wait, and no worker serves {clean(', '.join(kinds))}: `everstep worker ls`."
     console().print(styled(text, "yellow"), soft_wrap=True)
 
 
@@ -154,7 +154,7 @@ def history_command(run: str, generation: int | None, archived: bool, url: str |
 
 
 def _say_archived(store: Store, run: str, *, in_json: bool) -> None:
-    """Say what was archived of a run. What is secret, or cannot be read, is not shown."""
+    """Print the archived rows of a run. Secret and unreadable parts are not shown."""
     facts: list[dict[str, Any]] = []
     for row in store.archived(run):
         one: dict[str, Any] = {"what": row.what, "generation": row.generation, "seq": row.seq}
@@ -200,7 +200,7 @@ _NOT_WORTH_A_LINE = frozenset(
 
 
 def _gist(body: dict[str, Any]) -> str:
-    """Return what is worth a line of an event's body."""
+    """Return the notable facts of an event's body in one line."""
     parts: list[str] = []
     for name, value in body.items():
         if name in _NOT_WORTH_A_LINE or value in ("", None):
@@ -229,6 +229,6 @@ def _gist(body: dict[str, Any]) -> str:
 
 
 def _way(edge: list[str]) -> str:
-    """Return an edge that a graph took: from where to where, and for how many items."""
+    """Return an edge that a graph took: its ends, and the number of items."""
     source, target, *items = (one.strip("<>") for one in edge)
     return f"{source} → {target}" + (f" ×{items[0]}" if items else "")

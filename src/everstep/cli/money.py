@@ -1,4 +1,4 @@
-"""Budgets for people: what was used, of how much."""
+"""Budgets for people: what was used, and of how much."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from everstep.stores.protocol import RunRow
 
 
 def standing_of(row: RunRow) -> Standing | None:
-    """Return how a run's budget stands, if it has one."""
+    """Return the state of a run's budget, or None."""
     try:
         return msgspec.json.decode(row.budget, type=Standing) if row.budget is not None else None
     except msgspec.MsgspecError:
@@ -20,7 +20,7 @@ def standing_of(row: RunRow) -> Standing | None:
 
 
 def budget_facts(row: RunRow) -> dict[str, Any] | None:
-    """Return how a run's budget stands for `--json`; None if it has none."""
+    """Return the state of a run's budget for `--json`; None if it has none."""
     standing = standing_of(row)
     if standing is None:
         return None
@@ -29,7 +29,7 @@ def budget_facts(row: RunRow) -> dict[str, Any] | None:
 
 
 def budget_text(standing: Standing, row: RunRow, now: int) -> str:
-    """Return how a budget stands as a person says it: `$1.20 of $5.00 · 12 of 100 steps`."""
+    """Return the state of a budget in words: `$1.20 of $5.00 · 12 of 100 steps`."""
     parts = []
     for measure in ("microdollars", "tokens", "steps"):
         used, limit = getattr(standing.used, measure), getattr(standing.limits, measure)
@@ -61,7 +61,7 @@ def dollars(microdollars: int) -> str:
 
 
 def amounts_text(amounts: Amounts | Charge | Limits | Mapping[str, Any]) -> str:
-    """Return amounts as a person says them: `$0.02 900 tokens`. They may come from a body's JSON."""
+    """Return amounts in words: `$0.02 900 tokens`. They may come from a body's JSON."""
     known = amounts if isinstance(amounts, Mapping) else msgspec.to_builtins(amounts)
     parts = [_amount(one, known[one]) for one in ("microdollars", "tokens", "steps") if isinstance(known.get(one), int)]
     if isinstance(known.get("seconds"), int | float):

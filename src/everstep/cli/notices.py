@@ -1,4 +1,4 @@
-"""Notifications of holds that have not arrived, as a person reads them."""
+"""Notifications of holds that have not arrived, in words."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def living_workers(store: Store) -> list[WorkerRow]:
 
 
 class Notices:
-    """What is undelivered, by hold, and who could deliver it."""
+    """The undelivered notifications, by hold, and the workers that could deliver them."""
 
     def __init__(self, store: Store, run: str | None = None) -> None:
         self._now = store.now()
@@ -35,7 +35,7 @@ class Notices:
         self._served = {target for one in living_workers(store) for target in one.targets} if self._of else set()
 
     def facts(self, hold: str) -> list[dict[str, Any]]:
-        """Return them for `--json`."""
+        """Return the notifications of a hold for `--json`."""
         return [
             {
                 "target": row.target,
@@ -49,7 +49,7 @@ class Notices:
         ]
 
     def lines(self, hold: str) -> list[str]:
-        """Return them as sentences."""
+        """Return the notifications of a hold as sentences."""
         return [f"✉ {clean(row.target)}: {clean(self._text(row))}" for row in self._of.get(hold, ())]
 
     def counts(self) -> dict[str, int]:
@@ -63,10 +63,10 @@ class Notices:
         tried = f"{row.attempts} attempts" if row.attempts != 1 else "1 attempt"
         error = f", the last: {row.last_error}" if row.last_error else ""
         if row.state == "given up":
-            return f"not told, and given up after {tried}{error}"
+            return f"not delivered, and given up after {tried}{error}"
         if row.target not in self._served:
-            return f"not told yet ({tried}{error}); no worker is there that has this target: EVERSTEP_ON_HOLD, on_hold="
+            return f"not delivered yet ({tried}{error}); no worker has this target: EVERSTEP_ON_HOLD, on_hold="
         if row.claimed_by is not None:
-            return f"being told just now ({tried}{error})"
+            return f"being delivered now ({tried}{error})"
         wait = f"again in {between(self._now, row.next_at)}" if row.next_at > self._now else "at once"
         return f"not told yet ({tried}{error}); {wait}"

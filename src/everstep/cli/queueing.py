@@ -1,4 +1,4 @@
-"""`everstep queue`: queues of runs and named limits of steps, who waits in them, and what may be changed about them."""
+"""`everstep queue`: queues of runs and named limits of steps, the runs that wait in them, and their settings."""
 
 import asyncio
 from typing import Any, Final
@@ -47,8 +47,8 @@ def queue_command(
 ) -> None:
     """List queues and limits, show one, pause or resume one, or set what limits it; `none` takes a limit away.
 
-    Workers keep to a change within a moment, without a restart. Pausing lets nothing more begin; what has begun goes
-    on. A run has a slot from its beginning until it ends, is held or is given back.
+    Workers apply a change within a moment, without a restart. Pausing starts no more runs; runs that have begun
+    continue. A run has a slot from its beginning until it ends, is held or is given back.
     """
     given = {
         option: _rate(text) if option == "rate" else _count(option.replace("_", "-"), text)
@@ -66,7 +66,7 @@ def queue_command(
         changes = changes_of(**given) if action == "set" else {"paused": action == "pause"}
         kind: QueueKind = "limit" if is_limit else "queue"
         if action == "set" and not changes:
-            raise click.UsageError("Say what is to be set: --concurrency, --per-worker, --per-key or --rate.")
+            raise click.UsageError("Name a setting: --concurrency, --per-worker, --per-key or --rate.")
         if kind == "limit" and {"per_worker", "per_key"} & changes.keys():
             raise click.UsageError("A limit of steps has --concurrency and --rate.")
         asyncio.run(_change(kind, name, changes, url))
@@ -136,7 +136,7 @@ def _list(url: str | None, *, in_json: bool) -> None:
 
     out = console()
     if not found:
-        out.print(styled(f"Nothing waits in a queue of {place}, and nothing was said about any.", "dim"))
+        out.print(styled(f"No run waits in a queue of {place}, and no queue is configured.", "dim"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("name", "kind", "state", "begun", "waiting", "delayed", "oldest", "limits"):
@@ -182,7 +182,7 @@ def _show(name: str, url: str | None, *, in_json: bool) -> None:
 
 
 def _next(store: Store, queue: str) -> list[str]:
-    """Return which runs begin next, as far as their workflows are known to the store."""
+    """Return the runs that begin next, as far as the store knows their workflows."""
     rows = store.runs(RunFilter(status=("queued",), limit=1000))
     workflows = sorted({row.workflow for row in rows if row.queue == queue})
     return [shortened(run, 60) for run in store.queued(queue, at=store.now(), workflows=workflows, limit=5)]

@@ -28,8 +28,8 @@ from everstep.worker.loading import load_all
 def replay_command(files: tuple[str, ...], url: str | None, in_json: bool) -> int:
     """Compare unfinished runs with the code of FILE as it is now, before it is deployed.
 
-    Says which of them would go on and which would be held as diverged, with the differences, and which patches are no
-    longer needed. With an ID, that run alone, also if it has ended. Writes nothing; exits with 1 if any run diverges.
+    Says which of them would continue and which would be held as diverged, with the differences, and which patches are
+    no longer needed. With an ID, only that run, also if it has ended. Writes nothing; exits with 1 if any run diverges.
     """
     file, *ids = files
     load_all((file,))
@@ -78,7 +78,8 @@ def _replay_one(store: Store, row: RunRow) -> dict[str, Any]:
 def judged_patches(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return each patch that any of the runs has met, and whether its old way is still needed.
 
-    It is while an unfinished run went the old way. One that has not come to the patch yet will go the new way.
+    It is needed as long as an unfinished run took the old way. A run that has not reached the patch yet takes the new
+    way.
     """
     names = sorted({name for one in found for name in one["patches"]})
     judged = []

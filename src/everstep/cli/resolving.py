@@ -30,7 +30,7 @@ from everstep.stores.protocol import HoldRow
 )
 @click.option("--retry", is_flag=True, help="Try again what the run was held for.")
 @click.option("--skip", metavar="JSON", help="Take this value as the step's outcome.")
-@click.option("--repair", is_flag=True, help="Go on from the last good event of a damaged history.")
+@click.option("--repair", is_flag=True, help="Continue from the last good event of a damaged history.")
 @click.option("--cancel", is_flag=True, help="End the run as cancelled.")
 @click.option("--rollback", is_flag=True, help="Undo what the run did, the last step first; then it is cancelled.")
 @click.option("--note", default="", help="Why; it is kept in the history.")
@@ -102,14 +102,14 @@ async def _resolve_one(run: str, hold: str | None, answer: dict[str, Any], url: 
 
 
 def is_served_here(app: App) -> bool:
-    """Tell whether there is a worker beside this command itself that could take up a run."""
+    """Return True if a worker, other than this command itself, could resume a run."""
     return any(worker.id != app.worker for worker in app.store.workers())
 
 
 def say_who_goes_on(run: str, url: str | None, *, is_served: bool) -> None:
-    """Say what takes up a run that is free to go on."""
+    """Print which worker resumes a free run."""
     if is_served:
-        text = "A worker that knows its workflow takes it up at once."
+        text = "A worker that knows its workflow resumes it at once."
     else:
         text = f"No worker is there: start `{line_to_paste('worker', 'FILE', url=url)}`, or start your program again."
     console().print(styled(f"  {text}", "dim"))
@@ -150,7 +150,7 @@ def _print_many(
     elif not yes:
         for hold in holds:
             out.print(draw_hold(hold, url), crop=False)
-        out.print(f"{len(holds)} would be resolved with {resolution}. Say it again with --yes to do so.")
+        out.print(f"{len(holds)} would be resolved with {resolution}. Repeat it with --yes to do so.")
     for run in done:
         out.print(styled("✓ ", "green").append(f"{run}: {resolution}"))
     for one in refused:

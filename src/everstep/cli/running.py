@@ -1,4 +1,4 @@
-"""`everstep run`: start a run or go on with it, with its progress, to its end."""
+"""`everstep run`: start a run or continue it, with its progress, to its end."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ def run_command(
     url: str | None,
     in_json: bool,
 ) -> int:
-    """Start a run, or go on with one, and show its progress.
+    """Start a run, or continue one, and show its progress.
 
     FILE is a Python file or a module; WORKFLOW can be left out if it declares only one. Each argument is JSON:
 
@@ -79,7 +79,7 @@ async def _run(
     app = App(store, on_hold=default_on_hold())
     await app.open()
     with stopping_on_signals() as stop, contextlib.ExitStack() as stack:
-        if in_json:  # what the workflow prints must not spoil the JSON
+        if in_json:  # the workflow's own output must not mix with the JSON
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         progress = _progress_for(store, in_json=in_json)
         stack.callback(progress.close)
@@ -87,14 +87,14 @@ async def _run(
         try:
             existed = store.run(options["id"]) if options["id"] else None
             handle = await app.start(workflow, *values, **options)
-            app.pump.nudge()  # so that it looks after this run from now on, and notices signals of other processes
+            app.pump.nudge()  # so that it polls for this run from now on, and notices signals of other processes
             watcher = Watcher(store, handle.id, progress, url)
             _announce(progress, store, handle.id, existed, watcher)
             ended = await _wait(app, handle.id, watcher, stop.asked)
             progress.close()
             if not ended:
                 line = line_to_paste("run", *again, "--id", handle.id, url=url)
-                click.echo(f"Stopped. The run is given back; it goes on with:\n  {line}", err=True)
+                click.echo(f"Stopped. The run is given back; continue it with:\n  {line}", err=True)
                 return stop.exit_status
             row, holds = await handle.row(), await handle.holds()
         finally:
@@ -110,7 +110,7 @@ def _progress_for(store: Store, *, in_json: bool) -> Progress:
 
 
 def _announce(progress: Progress, store: Store, run: str, existed: RunRow | None, watcher: Watcher) -> None:
-    """Say where the run is kept and whether it is new, before anything else."""
+    """Print where the run is stored and whether it is new, before anything else."""
     progress.say("▪", f"store {place_of(store)}" + (" (new)" if store.is_new else ""), "dim")
     if existed is None:
         progress.say("▪", f"run {run} (new)", "bold")
@@ -120,11 +120,11 @@ def _announce(progress: Progress, store: Store, run: str, existed: RunRow | None
     if existed.status in ENDED and row is not None and row.status in ENDED:
         progress.say("▪", f"run {run} had ended already: {row.status}", "bold")
     else:
-        progress.say("▪", f"run {run} goes on; {done} steps were done before and are not done again", "bold")
+        progress.say("▪", f"run {run} continues; {done} steps were done before and are not done again", "bold")
 
 
 async def _wait(app: App, run: str, watcher: Watcher, stop: asyncio.Event) -> bool:
-    """Watch until the run has ended or is held (True), or until somebody wants to stop (False)."""
+    """Watch until the run has ended or is held (True), or until a stop was requested (False)."""
     end = asyncio.ensure_future(app.watchers.wait_for_end(run))
     stopped = asyncio.ensure_future(stop.wait())
     try:
@@ -144,7 +144,7 @@ async def _wait(app: App, run: str, watcher: Watcher, stop: asyncio.Event) -> bo
 def report_end(
     row: RunRow, holds: list[HoldRow], facts: dict[str, Any], url: str | None, timeline: Timeline, *, in_json: bool
 ) -> int:
-    """Print how a run has ended, and return the exit status that says so."""
+    """Print how a run has ended, and return the matching exit status."""
     if in_json:
         facts = {"run": row.id, "workflow": row.workflow, "status": row.status, **facts}
         facts |= {"generation": row.generation, "attempts": {one.name: len(one.attempts) for one in timeline.steps}}
@@ -174,7 +174,7 @@ def _print_end(row: RunRow, holds: list[HoldRow], url: str | None, timeline: Tim
             err.print(styled("↩ ", "yellow").append(f"undone: {clean(undone)}"))
         else:
             line = line_to_paste("retry", row.id, url=url)
-            err.print(styled(f"  then {line}  to go on from what failed", "dim"))
+            err.print(styled(f"  then {line}  to continue from what failed", "dim"))
     elif row.status == "held":
         err.print(styled("◼ ", "bold yellow").append(f"run {row.id} is held: it waits for a person"))
         for hold in holds:

@@ -59,8 +59,8 @@ OURS = str(Path(__file__).parents[1])
 
 @click.command("show")
 @click.argument("run")
-@click.option("--watch", is_flag=True, help="Go on showing until it has ended or is held; the exit status says how.")
-@click.option("--svg", metavar="FILE", help="Of a run of a graph: write a picture of the graph, with what happened.")
+@click.option("--watch", is_flag=True, help="Keep showing until it has ended or is held; the exit status says how.")
+@click.option("--svg", metavar="FILE", help="For a run of a graph: write a picture of the graph, with what happened.")
 @store_options
 def show_command(run: str, watch: bool, svg: str | None, url: str | None, in_json: bool) -> int:
     """Show a run: its steps over time, attempts, crashes, what it waits for, holds and errors."""
@@ -81,7 +81,7 @@ def show_command(run: str, watch: bool, svg: str | None, url: str | None, in_jso
 
 
 def _watch(store: Store, run: str, url: str | None, *, in_json: bool) -> int:
-    """Draw again and again until the run has ended or is held."""
+    """Redraw until the run has ended or is held."""
     from rich.live import Live
 
     out = console()
@@ -145,7 +145,7 @@ def undelivered(store: Store, row: RunRow) -> list[Delivery]:
 
 
 def _draw_undelivered(store: Store, row: RunRow) -> list[Any]:
-    """Say what was sent to a run that has ended, and what becomes of it."""
+    """Print what was sent to a run that has ended, and whether it will be delivered."""
     lost = undelivered(store, row)
     if not lost:
         return []
@@ -169,7 +169,7 @@ def _draw_graph(row: RunRow, timeline: Timeline, width: int) -> list[Any]:
 
 
 def _write_picture(timeline: Timeline, run: str, file: str) -> None:
-    """Write a picture of a run's graph, with what happened."""
+    """Write a picture of a run's graph, with its events."""
     if timeline.graph is None:
         raise Misuse(f"{run} is not a run of a graph, so there is none to draw.")
     picture = svg(f"The graph {timeline.graph.name} in run {run}", timeline.graph.nodes(), timeline.graph.edges())
@@ -177,7 +177,7 @@ def _write_picture(timeline: Timeline, run: str, file: str) -> None:
 
 
 def _forked_facts(timeline: Timeline) -> dict[str, Any] | None:
-    """Return where a run was forked from."""
+    """Return the origin of a fork."""
     one = timeline.forked
     if one is None:
         return None
@@ -240,7 +240,7 @@ def _waits(store: Store, row: RunRow, timeline: Timeline, url: str | None) -> li
 
 
 def _key_wait(store: Store, step: Row, url: str | None) -> dict[str, Any]:
-    """Return which run has a key that a step waits for, as it is now, and why that run does not go on if it is held."""
+    """Return which run has the key that a step waits for, and why that run does not continue if it is held."""
     line, effect = line_to_paste("effects", "--key", step.awaited_key, url=url), store.effect(step.awaited_key)
     if effect is None or effect.state not in UNSETTLED:
         return {"run": step.awaited_run, "command": line}
@@ -275,7 +275,7 @@ def draw_run(
     parts += _problems(store, row, timeline, url)
     parts += _draw_undelivered(store, row)
     if unserved_among(store, [row]):
-        text = f"nobody serves {clean(row.workflow)} in queue {clean(row.queue)}: start `everstep worker FILE`"
+        text = f"no worker serves {clean(row.workflow)} in queue {clean(row.queue)}: start `everstep worker FILE`"
         parts.append(styled("◷ ", "blue").append(text))
     for wait in _waits(store, row, timeline, url):
         parts += _draw_wait(wait, now)
@@ -318,7 +318,7 @@ def _heading(row: RunRow, timeline: Timeline, now: int, place: str) -> "Renderab
 
 
 def _budget_line(row: RunRow, timeline: Timeline, now: int) -> str:
-    """Return what the run has used; without a budget only if it was charged anything."""
+    """Return what the run has used; for a run without a budget only if it was charged anything."""
     standing = standing_of(row)
     if standing is not None:
         return f"budget {budget_text(standing, row, now)}"
@@ -333,12 +333,12 @@ def _crashes(timeline: Timeline) -> list[Any]:
         steps = ", ".join(crash.steps[:4]) + (f" and {len(crash.steps) - 4} more" if len(crash.steps) > 4 else "")
         when = f"{local_time(crash.last_sign_at):%H:%M:%S}"
         line = styled("╳ ", "bold red")
-        lines.append(line.append(f"cut off after {when} in {clean(steps)}; went on after {gap}"))
+        lines.append(line.append(f"cut off after {when} in {clean(steps)}; continued after {gap}"))
     return [*lines, ""] if lines else []
 
 
 def _undone(row: RunRow, timeline: Timeline, url: str | None) -> list[Any]:
-    """Return how far a run is undone, and what stays as it is."""
+    """Return how far a run is undone, and what remains."""
     if not timeline.is_undone:
         return []
     ended = row.status in ENDED
@@ -370,7 +370,7 @@ def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
         parts += _draw_error("the run", timeline.error)
         if row.status == "failed" and not timeline.is_undone:
             line = line_to_paste("retry", row.id, url=url)
-            parts += [styled("go on from what failed:", "dim"), to_paste(line), ""]
+            parts += [styled("continue from what failed:", "dim"), to_paste(line), ""]
     for hold in store.holds(run=row.id):
         parts.append(draw_hold(hold, url))
     return parts
@@ -386,7 +386,7 @@ def _draw_error(what: str, error: dict[str, Any]) -> list[Any]:
 
 
 def theirs(traceback: str) -> list[str]:
-    """Return the lines of a traceback without the frames of this package: a person wants to see their own code."""
+    """Return the lines of a traceback without the frames of this package, so that a person sees their own code."""
     frames: list[list[str]] = []
     for line in traceback.rstrip().split("\n"):
         if line.startswith("  File ") or not frames:

@@ -1,7 +1,7 @@
-"""Payloads as plain JSON data that people and other programs understand, without the classes of the user's code.
+"""Payloads as plain JSON data for people and other programs, without the classes of the user's code.
 
-What JSON lacks is written as one expects it: a large number as a number, a time in ISO 8601, a dict with numbers for
-keys as an object. An instance of a class is the dict of its fields.
+Types that JSON lacks are written in the usual way: a large number as a number, a time in ISO 8601, a dict with numbers
+for keys as an object. An instance of a class becomes the dict of its fields.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def _time(tag: str) -> Callable[[Any], Any]:
 
 
 def _object(pairs: Any) -> Any:
-    """Return pairs as an object, if no two of their keys look alike there."""
+    """Return pairs as an object, if no two of their keys have the same text."""
     found = {key if isinstance(key, str) else msgspec.json.encode(key).decode(): value for key, value in pairs}
     return found if len(found) == len(pairs) else pairs
 

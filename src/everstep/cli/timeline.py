@@ -1,7 +1,7 @@
 """A history as a person sees it: rows of steps, timers, signals and children, with attempts, waits and crashes.
 
-Events are added one by one, so that the same timeline serves a finished run and one that is being watched. Nothing here
-prints, and nothing fails on a damaged history: what cannot be read is left out.
+Events are added one by one, so that the same timeline serves a finished run and a watched one. Nothing here prints, and
+nothing fails on a damaged history: unreadable parts are left out.
 """
 
 from collections import defaultdict, deque
@@ -29,7 +29,7 @@ NO_SLOT = "waits for a slot"
 
 
 class Timeline:
-    """What the events so far say."""
+    """The state of a run according to the events so far."""
 
     def __init__(self, store: Store, run: str) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class Timeline:
         self.published: dict[str, str] = {}
         self.patches: dict[str, bool] = {}
         self.checkpoints: list[int] = []
-        """The numbers of their events."""
+        """The numbers of the checkpoints' events."""
         self.started_at = 0
         self.last_at = 0
         self.last_seq = 0
@@ -48,12 +48,12 @@ class Timeline:
         self.error: dict[str, Any] | None = None
         self.cancel_requested = False
         self.is_undone = False
-        """Whether compensation has begun, or was asked for."""
+        """Whether compensation has begun, or was requested."""
         self.rolled_back = False
         self.accounts: Accounts | None = None
         """What the run has used, with or without a budget."""
         self.forked: Forked | None = None
-        """Where it was forked from, if it was."""
+        """The origin of a fork."""
         self._calls: dict[int, Row] = {}
         self._awaited: defaultdict[str, deque[Row]] = defaultdict(deque)
         self._unasked: defaultdict[str, deque[tuple[int, str]]] = defaultdict(deque)
@@ -65,11 +65,11 @@ class Timeline:
         """Steps of older generations that can be undone."""
         self._said_done: set[int] = set()
         self.graph: Story | None = None
-        """What happened in its graph, if the run is one of a graph."""
+        """The events of its graph, if the run is one of a graph."""
         self._answered: dict[str, Row] = {}
-        """Approvals that have their answers, by the names of the signals."""
+        """Answered approvals, by the names of their signals."""
 
-    # -- what it says --------------------------------------------------------------------------------------------------
+    # reading ------------------------------------------------------------------------------------------------------
     @property
     def steps(self) -> list[Row]:
         """The rows that are steps."""
@@ -81,15 +81,15 @@ class Timeline:
         return [row.name for row in sorted(done, key=lambda row: row.ended_at or 0)]
 
     def compensations(self) -> list[Row]:
-        """Return the steps that were to be undone, in the order in which they were done."""
+        """Return the steps to compensate, in the order in which they were done."""
         return [row for row in [*self._carried, *self.steps] if row.undone]
 
     def awaited_signals(self) -> list[Row]:
-        """Return the signals that the code has asked for and not got."""
+        """Return the signals that the code has asked for and not received."""
         return [row for row in self.rows if row.kind == "signal" and row.state == "open"]
 
     def went_on_after(self, awaited: Row) -> bool:
-        """Tell whether the code was told something since it asked for this, and then asked for more.
+        """Return True if the code received news after it asked for this, and then asked for more.
 
         It may have given up waiting for this.
         """
@@ -105,9 +105,9 @@ class Timeline:
         """Return the approvals that the code waits for."""
         return [row for row in self.rows if row.kind == "approval" and row.state == "open"]
 
-    # -- what it is told -----------------------------------------------------------------------------------------------
+    # adding events ------------------------------------------------------------------------------------------------
     def add(self, event: EventRow) -> None:
-        """Take the next event."""
+        """Add the next event."""
         self.last_seq = event.seq
         try:
             body = decode_body(event.kind, event.body)
@@ -128,7 +128,7 @@ class Timeline:
             try:
                 self.accounts.take(event.kind, event.step, body, event.at)
             except LookupError:
-                self.accounts = None  # the history is damaged, so its sums mean nothing
+                self.accounts = None  # the history is damaged, so its sums are worthless
 
     def _payload(self, raw: msgspec.Raw, ref: str) -> bytes:
         if not ref:
@@ -393,7 +393,7 @@ class Timeline:
         self._note(event, "checkpoint", f"{body.number}, {body.size} bytes")
 
     def _take_checkpoint_damaged(self, event: EventRow, body: Any) -> None:
-        self._note(event, "checkpoint", f"the one at event {body.checkpoint} was passed over: {body.why}", "failed")
+        self._note(event, "checkpoint", f"the one at event {body.checkpoint} was not used: {body.why}", "failed")
 
     def _take_graph_started(self, event: EventRow, body: Any) -> None:
         self.graph = Story(body)
@@ -412,13 +412,13 @@ class Timeline:
         self._note(event, "rollback", why, "cancelled")
 
     def _take_compensation_started(self, event: EventRow, body: Any) -> None:
-        """What the code still waited for is dropped, and what it did is undone."""
+        """Drop what the code still waited for, because the run is being undone."""
         self.is_undone = True
         self._drop_open(event)
         for call in body.steps:
             if call in self._calls:
                 self._calls[call].undone = "wanted"
-        why = "somebody wants it" if body.because == "rollback" else error_line(self._error(body))
+        why = "it was requested" if body.because == "rollback" else error_line(self._error(body))
         self._note(event, "compensation", f"{len(body.steps)} to undo, because {why}", "cancelled")
 
     def _take_drift_judged(self, event: EventRow, body: Any) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a timeline: what takes time in a run, its attempts, and the crashes between them."""
+"""The rows of a timeline: the parts of a run that take time, their attempts, and the crashes between them."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ State = Literal["open", "completed", "failed", "cancelled", "dropped"]
 
 
 class AttemptView(msgspec.Struct):
-    """One attempt at a step. One that was cut off by a crash ended at the run's last sign of life before its next."""
+    """One attempt at a step. One that a crash cut off ends at the run's last sign of life before the next attempt."""
 
     number: int
     started_at: int
@@ -21,7 +21,7 @@ class AttemptView(msgspec.Struct):
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """Something that takes time in a run."""
+    """A part of a run that takes time."""
 
     kind: RowKind
     name: str
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, kw_only=True):
     undoes: str = ""
     """In a compensation: the step that it undoes."""
     undone: Literal["", "wanted", "compensated", "skipped"] = ""
-    """Of a step: whether it is to be undone, was, or was left as it is by a person."""
+    """For a step: whether it will be compensated, was, or was skipped by a person."""
     charged: str = ""
     """What its last attempt was charged."""
 

@@ -1,4 +1,4 @@
-"""`everstep verify`: whether histories match their digests, and everything they refer to is there."""
+"""`everstep verify`: whether histories match their digests, and everything that they refer to exists."""
 
 import sqlite3
 from collections.abc import Callable
@@ -49,7 +49,9 @@ def verify_command(run: str | None, all_runs: bool, outside: bool, url: str | No
     with reading(url) as store:
         rows = [existing_run(store, run)] if run is not None else every_run(store)
         deleting = dict(store.deletions())
-        rows = [row for row in rows if deleting.get(row.id, 0) < row.generation]  # `everstep gc` ends what it began
+        rows = [
+            row for row in rows if deleting.get(row.id, 0) < row.generation
+        ]  # `everstep gc` finishes these deletions
         found = [verification(store, row, outside=outside) for row in rows]
         found += strays(store) if all_runs else []
         others = others_of(store) if all_runs else []
@@ -88,7 +90,7 @@ def _say_run(out: Any, one: dict[str, Any]) -> None:
 
 
 def others_of(store: Store) -> list[dict[str, Any]]:
-    """Return whether the threads, items and schedules of a store are sound."""
+    """Return whether the threads, items and schedules of a store are undamaged."""
     at, found = store.now(), list[dict[str, Any]]()
 
     def look(kind: str, name: str, verify: Callable[[], None]) -> None:
@@ -119,8 +121,8 @@ def _say_others(out: Any, others: list[dict[str, Any]]) -> None:
 
 
 def strays(store: Store) -> list[dict[str, Any]]:
-    """Return histories that no row knows, as damaged runs."""
-    known = {run for run, _ in store.strays() if store.run(run) is not None}  # those are told with their rows
+    """Return histories without a row, as damaged runs."""
+    known = {run for run, _ in store.strays() if store.run(run) is not None}  # those are reported with their rows
     return [
         {
             "run": run,
@@ -143,7 +145,7 @@ def every_run(store: Store, status: Any = ()) -> list[RunRow]:
 
 
 def verification(store: Store, row: RunRow, *, outside: bool = False) -> dict[str, Any]:
-    """Return whether a run's histories, of all its generations, are sound."""
+    """Return whether a run's histories, of all its generations, are undamaged."""
     facts: dict[str, Any] = {"run": row.id, "sound": True, "events": 0, "generations": row.generation, "problem": ""}
     facts["left_out"] = 0
     try:
@@ -167,7 +169,7 @@ def verification(store: Store, row: RunRow, *, outside: bool = False) -> dict[st
 
 
 def _compare_outside(store: Store, row: RunRow, facts: dict[str, Any]) -> None:
-    """Compare what can be observed without the run's code with what its history remembers."""
+    """Compare the parts of the outside that can be observed without the run's code with what its history remembers."""
     codec = Codec()
     for subject, taken in remembered_facts(store, row).items():
         witness = made_again(taken.recipe) if taken.recipe else from_subject(subject)
@@ -189,7 +191,7 @@ def _compare_outside(store: Store, row: RunRow, facts: dict[str, Any]) -> None:
 
 
 class Remembered(msgspec.Struct):
-    """A fact that a run remembers, and with a folder the run's own changes of files since."""
+    """A fact that a run remembers; for a folder, also the run's own changes of files since."""
 
     payload: bytes
     changes: dict[str, str | None] = {}
@@ -225,7 +227,7 @@ def _verify_generation(store: Store, row: RunRow, generation: int) -> list[Recor
     if generation == row.generation:
         return verify_whole(store, row.id)
     events = store.events(row.id, generation)
-    # The row knows only the newest head; an older history vouches for itself by its chain.
+    # The row has only the newest head; the chain of an older history proves itself.
     head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
     older = msgspec.structs.replace(row, **head)
     recorded = verified(events, older, store.chain, looking=True)
@@ -238,7 +240,7 @@ def _verify_generation(store: Store, row: RunRow, generation: int) -> list[Recor
 
 
 def _expect_successor(store: Store, older: RunRow, digest: bytes) -> None:
-    """A history that was continued names nobody, but the next one names it: cut or foreign ones are found so."""
+    """Check that the next generation names this one. A missing or foreign generation is found that way."""
     first = store.events(older.id, older.generation + 1, only=[1])
     carried = decode_body("run_started", first[0].body).carried if first and first[0].kind == "run_started" else None
     if carried is None or carried.head != digest.hex():

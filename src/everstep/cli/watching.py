@@ -1,4 +1,4 @@
-"""`everstep top`: what is going on in a store, now and again."""
+"""`everstep top`: what happens in a store, at intervals."""
 
 import time
 from typing import Any, Final
@@ -38,7 +38,7 @@ def top_command(once: bool, every: float, url: str | None, in_json: bool) -> Non
 
 
 def snapshot(store: Store, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return what is going on, as plain data. With an earlier one, also the rates since."""
+    """Return what happens now as plain data; with an earlier snapshot, also the rates since."""
     now, counts = store.now(), store.counts()
     rows = store.runs(RunFilter(status=("running",), limit=ROWS))
     holds = store.holds()
@@ -76,7 +76,7 @@ def snapshot(store: Store, before: dict[str, Any] | None = None) -> dict[str, An
 
 
 def _rates(facts: dict[str, Any], before: dict[str, Any]) -> dict[str, float]:
-    """Return what happened in a second since the snapshot before: starts and ends of runs, events of running ones."""
+    """Return the events per second since the previous snapshot: starts and ends of runs, events of running ones."""
     seconds = max((facts["at"] - before["at"]) / 1e6, 0.001)
     old = {one["id"]: one["events"] for one in before["running"]}
     events = sum(max(0, one["events"] - old[one["id"]]) for one in facts["running"] if one["id"] in old)
@@ -113,7 +113,7 @@ def _queue_rows(facts: dict[str, Any]) -> list[list[str]]:
 
 
 def _of_how_many(status: str, facts: dict[str, Any]) -> str:
-    """Return the title of a table of runs, and whether there are more."""
+    """Return the title of a table of runs, which says if there are more."""
     shown, there = len(facts[status]), facts["runs"].get(status, 0)
     return f"{status} (the newest {shown} of {there})" if there > shown else status
 

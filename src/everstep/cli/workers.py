@@ -1,4 +1,4 @@
-"""`everstep worker ls`: who works on a store, and which runs nobody serves."""
+"""`everstep worker ls`: the workers of a store, and the runs that no worker serves."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from everstep.stores.protocol import RunFilter, RunRow, Store, WorkerRow
 
 
 def worker_facts(store: Store) -> list[dict[str, Any]]:
-    """Return who works on a store, as plain data."""
+    """Return the workers of a store, as plain data."""
     found: list[dict[str, Any]] = []
     for row in store.workers():
         about = read_about(row)
@@ -29,33 +29,33 @@ def worker_facts(store: Store) -> list[dict[str, Any]]:
 
 
 def troubles_in(row: WorkerRow, now: int) -> list[str]:
-    """Say which background work of a worker has failed, and whether it still does."""
+    """Return which background work of a worker has failed, and whether it still does."""
     about = read_about(row)
     lines = []
     for name, trouble in sorted(about.troubles.items()):
         how = f"for {between(trouble.since, now)}, and is tried again" if trouble.since else "and works again"
         lines.append(f"{name} failed {trouble.failures} times ({trouble.error}), {how}; its log says why")
     if about.not_claiming:
-        lines.append(f"it takes up no more runs of others until that succeeds: {about.not_claiming}")
+        lines.append(f"it claims no more runs of others until that succeeds: {about.not_claiming}")
     return lines
 
 
 def unserved_among(store: Store, rows: Sequence[RunRow]) -> set[str]:
-    """Return ids of the runs that want a driver and have none, and that no living worker would take up."""
+    """Return ids of the runs that need a driver and have none, and that no living worker would claim."""
     abouts = living(store.workers())
     waiting = [row for row in rows if row.owner is None and row.status in ("queued", "running")]
     return {row.id for row in waiting if not is_served(row.workflow, row.queue, abouts)}
 
 
 def unserved(store: Store, limit: int = 1000) -> list[RunRow]:
-    """Return runs that nobody serves, of the newest that wait."""
+    """Return the runs that no worker serves, among the newest that wait."""
     rows = store.runs(RunFilter(status=("queued", "running"), limit=limit))
     lonely = unserved_among(store, rows)
     return [row for row in rows if row.id in lonely]
 
 
 def list_workers(url: str | None, *, in_json: bool) -> None:
-    """Print who works on a store."""
+    """Print the workers of a store."""
     with reading(url) as store:
         found, now, place = worker_facts(store), store.now(), place_of(store)
     if in_json:
@@ -65,7 +65,7 @@ def list_workers(url: str | None, *, in_json: bool) -> None:
 
     out = console()
     if not found:
-        out.print(styled(f"Nobody works on {place}.", "dim"))
+        out.print(styled(f"No worker works on {place}.", "dim"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("worker", "process", "host", "since", "state", "at work", "in memory", "lease", "queues", "workflows"):

@@ -87,9 +87,9 @@ def worker_command(
     url: str | None,
     in_json: bool,
 ) -> int:
-    """Serve workflows: take up their unfinished runs, now and from now on.
+    """Serve workflows: resume their unfinished runs, now and from now on.
 
-    Runs that a killed process left behind go on here. SIGTERM and Ctrl-C stop it in good order: no new body begins,
+    Runs that a killed process left behind continue here. SIGTERM and Ctrl-C stop it in good order: no new body begins,
     steps under way may end, then the runs are given back. A second signal stops at once; nothing is lost by that
     either.
 
@@ -137,7 +137,7 @@ def worker_command(
 
 
 def _supervise(words: list[str], count: int, address: tuple[str, int] | None, url: str | None, *, in_json: bool) -> int:
-    """Keep so many worker processes at work, until a signal says stop."""
+    """Keep a number of worker processes running until a signal stops them."""
     tell = _Teller(in_json=in_json)
 
     def say(what: str, detail: str) -> None:
@@ -169,7 +169,7 @@ def _supervise(words: list[str], count: int, address: tuple[str, int] | None, ur
 
 
 class _Teller:
-    """Prints a worker's news: lines for people, or JSON lines. A supervisor's child says which it is."""
+    """Prints a worker's events: lines for people, or JSON lines. A supervisor's child adds its number."""
 
     def __init__(self, *, in_json: bool) -> None:
         child = supervised()

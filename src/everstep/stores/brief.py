@@ -1,4 +1,4 @@
-"""How long a thread waits for a database: as long as it takes, but the thread of an application's loop only briefly.
+"""How long a thread waits for a database: without a limit, except on the thread of an application's loop.
 
 What is asked of a store within `briefly` raises `Busy` as soon as it has waited for `LOOP_SECONDS`, or would have to
 wait for what may take longer: a new connection, a lock that another thread of this process has, files. Nothing has been
@@ -11,20 +11,21 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 LOOP_SECONDS: Final = 0.05
-"""How long the loop of an application waits for a database."""
+"""How long the loop of an application waits for a database, in seconds."""
 QUICK_SECONDS: Final = 0.01
-"""A store that was slow is asked on the loop again, once an answer on another thread took no longer than this."""
+"""A store that was slow is called on the loop again once a call on another thread took no longer than this (seconds).
+"""
 
 R = TypeVar("R")
 
 
 class Busy(Exception):
-    """The store would have to be waited for. Nothing was done: the caller asks again, on a thread that may wait."""
+    """The call would have to wait for the store. Nothing was done: the caller calls again on a thread that may wait."""
 
 
 class _Thread(threading.local):
     until: float | None = None
-    """When the waiting of this thread ends, by the monotonic clock; None if it has no end."""
+    """When this thread stops waiting, by the monotonic clock; None for no limit."""
 
 
 _thread: Final = _Thread()
@@ -41,18 +42,20 @@ def briefly(function: Callable[..., R], /, *args: Any, **named: Any) -> R:
 
 
 def waits_until() -> float | None:
-    """Return when this thread has waited for long enough; None if it may wait as long as it takes."""
+    """Return when this thread must stop waiting; None if it may wait as long as it takes."""
     return _thread.until
 
 
 def refuse_when_brief() -> None:
-    """Raise `Busy` on a thread that waits only briefly: what comes next takes longer, or cannot be broken off."""
+    """Raise `Busy` on a thread that waits only briefly, because what comes next takes longer or cannot be
+    interrupted.
+    """
     if _thread.until is not None:
         raise Busy
 
 
 def acquire(lock: "threading.Lock | threading.Semaphore") -> None:
-    """Take a lock that others may have for long. Raises `Busy` on a thread that waits only briefly."""
+    """Take a lock that other threads may hold for long. Raises `Busy` on a thread that waits only briefly."""
     if (until := _thread.until) is None:
         lock.acquire()
     elif not lock.acquire(timeout=max(0.0, until - time.monotonic())):

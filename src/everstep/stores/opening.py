@@ -66,7 +66,7 @@ def _opened(
 
 
 def may_be_in_the_making(url: str) -> bool:
-    """Tell whether a URL names a file with next to nothing in it: another process may be at work on it."""
+    """Return True if a URL names an almost empty file: another process may be creating the store in it."""
     try:
         return not is_postgres(url) and os.stat(_path_of(url)).st_size in NEW_BYTES
     except (OSError, Misuse):
@@ -74,7 +74,7 @@ def may_be_in_the_making(url: str) -> bool:
 
 
 def is_postgres(url: str) -> bool:
-    """Tell whether a URL names a PostgreSQL database."""
+    """Return True if a URL names a PostgreSQL database."""
     return url.startswith(("postgresql://", "postgres://"))
 
 

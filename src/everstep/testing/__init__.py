@@ -19,10 +19,10 @@ _LATER: Final = {
 }
 
 
-if not TYPE_CHECKING:  # which would take any name for one that is here, and say nothing about its type
+if not TYPE_CHECKING:  # a type checker would accept any name, and know nothing about its type
 
     def __getattr__(name: str) -> Any:
-        """Load what is asked for, and only then the engine that it needs."""
+        """Load a name when it is used, and only then the engine that it needs."""
         from importlib import import_module
 
         if name not in _LATER:

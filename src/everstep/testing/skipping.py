@@ -1,10 +1,10 @@
-"""An app for tests that skips what a run would only wait for.
+"""An app for tests that skips the time that runs would wait.
 
     with skipping_app() as app:
         assert app.run(reminder, "ann") == "reminded after 30 days"      # at once
 
-Its clock stands still, except while a result is waited for: then, whenever every run rests, it moves to what is due
-next. So a test can start a run, look at it, send it a signal, and only then let the time pass.
+Its clock stops, except while a test waits for a result: then, whenever every run rests, it moves to what is due next.
+So a test can start a run, look at it, send it a signal, and only then let the time pass.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from everstep.testing.clock import TURN_SECONDS, FakeClock
 R = TypeVar("R")
 
 PATIENCE_SECONDS: Final = 5.0
-"""After so many real seconds in which nothing can happen any more, a result that is waited for is given up."""
+"""After this many real seconds in which nothing can happen any more, waiting for a result fails."""
 
 
 class SkippingApp(BlockingApp):
@@ -39,7 +39,7 @@ class SkippingApp(BlockingApp):
         super().__init__(make)
 
     def wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Wait as `BlockingApp` does; time is skipped while it is a result that is waited for."""
+        """Wait as `BlockingApp` does; time is skipped while the caller waits for a result."""
         if getattr(coroutine, "cr_code", None) is Run.result.__code__:
             return super().wait(self._skip_until(coroutine))
         return super().wait(coroutine)

@@ -79,7 +79,7 @@ def disturbed(stage: Stage, say: Say, approve: Callable[[Stage], None]) -> list[
     stage.pause(0.4)
     kills.append(_kill(stage, say, "between two steps, while it waited for a person"))
     approve(stage)
-    say("✉", "meanwhile somebody approves: everstep signal report approved true", "magenta")
+    say("✉", "meanwhile a person approves: everstep signal report approved true", "magenta")
     _start_again(stage, say, kills[-1])
 
     stage.wait_for("its end", lambda row: row.status == "completed")

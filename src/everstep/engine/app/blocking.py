@@ -124,14 +124,14 @@ class BlockingSchedule:
 
 
 class BlockingApp:
-    """What `with everstep.open() as app:` gives: the methods of `App`, blocking."""
+    """The object of `with everstep.open() as app:`: the methods of `App`, blocking."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, App]], *, waits: bool = True) -> None:
         self._process = os.getpid()
         self.ground: Ground | None = None
-        """What adapters on this app share."""
+        """What adapters share that use this app."""
         self._asked: set[concurrent.futures.Future[Any]] = set()
-        """What is waited for."""
+        """The futures that callers wait for."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="everstep-loop", daemon=True)
         try:
@@ -185,11 +185,13 @@ class BlockingApp:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this process is a fork of the one that opened the app: its loop and its connections are not here."""
+        """Whether this process is a fork of the one that opened the app, so that its loop and its connections are
+        not here.
+        """
         return self._process != os.getpid()
 
     def refuse_elsewhere(self) -> None:
-        """Refuse to wait here for a loop that runs in another process, or to write in that one's name."""
+        """Refuse to wait here for a loop that runs in another process, or to write on that one's behalf."""
         if self._process != os.getpid():
             raise Misuse(
                 f"The store was opened in process {self._process}, and this process ({os.getpid()}) is a fork of it: "
@@ -206,7 +208,7 @@ class BlockingApp:
         return self._loop
 
     def wait_here(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine that waits for nothing, on this thread: the caller's connection may be used only here."""
+        """Run a coroutine that never waits, on this thread: the caller's connection may be used only here."""
         try:
             coroutine.send(None)
         except StopIteration as done:
@@ -218,7 +220,7 @@ class BlockingApp:
     def close(self, drain: float = 0.0) -> None:
         """Give the runs back and stop."""
         if self.is_elsewhere or self._loop.is_closed():
-            return  # nothing of it is here
+            return  # nothing of the app is in this process
         try:
             if self._opening.exception() is None:
                 self.wait(self.inner.close(drain))
@@ -232,7 +234,7 @@ class BlockingApp:
         self._give_up()
 
     def _give_up(self) -> None:
-        """Tell those who still wait that the loop has ended: what they asked for will not be answered."""
+        """Fail the calls that still wait, because the loop has ended."""
         for future in list(self._asked):
             with suppress(concurrent.futures.InvalidStateError):
                 future.set_exception(_closed())
@@ -310,7 +312,7 @@ class BlockingApp:
 
 
 def _closed() -> Misuse:
-    return Misuse("The app was closed: what still uses it cannot go on. Close it when that has ended.")
+    return Misuse("The app was closed, so this call cannot continue. Close the app after its last use.")
 
 
 async def _open(make: Callable[[], Coroutine[Any, Any, App]]) -> App:

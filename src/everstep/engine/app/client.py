@@ -149,7 +149,7 @@ def connect(
 
 
 def _named(workflow: Any, version: str, queue: str, timeout: float | timedelta | None) -> NamedWorkflow:
-    name = getattr(workflow, "name", workflow)  # also a declared one may be meant, by its name
+    name = getattr(workflow, "name", workflow)  # a declared workflow is named as well
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if seconds is not None:
         checked_seconds("timeout", seconds, above=True)

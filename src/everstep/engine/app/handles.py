@@ -81,7 +81,9 @@ class Run(Generic[T]):
         raise RunCancelled(f"The run {self.id} was cancelled.")
 
     def _failure(self, error: BaseException) -> BaseException:
-        """Return what to raise. A run's `SystemExit` must not end whoever waits for it, nor its cancel cancel them."""
+        """Return the error to raise. A run's `SystemExit` must not end its waiter's process, nor its cancel cancel
+        the waiter.
+        """
         if isinstance(error, Exception):
             return error
         failed = RunFailed(f"The run {self.id} failed with {described(error)}")
@@ -117,7 +119,7 @@ class Run(Generic[T]):
         if generation is not None:
             refuse_generation(row, generation)
         events = await self._app.read(self._app.store.events, self.id, generation or row.generation)
-        await self._app.read(refuse_deleted, self._app.store, row)  # after the events: they may not be all
+        await self._app.read(refuse_deleted, self._app.store, row)  # checked after the events, which may be incomplete
         return public_events(events)
 
     async def published(self) -> dict[str, Any]:
@@ -197,15 +199,15 @@ class Run(Generic[T]):
         return found
 
     async def _compare_outside(self, row: RunRow, history: "list[Recorded]", found: Verification) -> None:
-        """Replay the code, without a sound, for its witnesses, and observe what they are about."""
+        """Replay the code silently to get its witnesses, and observe their facts."""
         try:
             replayed = await replay_history(self._app, row, DECLARED.named(row.workflow), history, quiet=True)
         except (UnknownWorkflow, Misuse, NotDecodable) as error:
-            found.problem = f"The outside was not compared, for the code cannot be replayed: {error}"
+            found.problem = f"The outside was not compared, because the code cannot be replayed: {error}"
             return
         try:
             if replayed.differences:
-                found.problem = "The outside was not compared, for the code does not match the history."
+                found.problem = "The outside was not compared, because the code does not match the history."
                 return
             drifted = await find_drift(self._app, replayed.execution, ignored=True)
             found.drift = [{"subject": one.subject, "difference": one.difference} for one in drifted]

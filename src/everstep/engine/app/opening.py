@@ -105,7 +105,7 @@ class Opening:
 
 
 async def opened_elsewhere(open_one: "Callable[[], Store]") -> "Store":
-    """Open a store on a thread: another process may have it locked, or its server may not answer."""
+    """Open a store on a thread: another process may have locked it, or its server may not answer."""
     elsewhere = Elsewhere(asyncio.get_running_loop())
     opening = elsewhere.call(open_one)
 
@@ -252,7 +252,7 @@ def _refuse_while_importing(frame: Any) -> None:
 
 
 class Sigterm:
-    """What SIGTERM does: it cancels the task, as Ctrl-C does; a second one does not wait for that."""
+    """The effect of SIGTERM: it cancels the task, as Ctrl-C does; a second one does not wait for that."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None
@@ -260,7 +260,7 @@ class Sigterm:
 
     def __call__(self, number: int, frame: Any) -> None:
         if self.has_come:
-            os._exit(128 + number)  # an exception would be raised in whatever code runs just now, which may catch it
+            os._exit(128 + number)  # an exception would be raised in the code that runs now, which may catch it
         if self.task is None:
             raise SystemExit(128 + number)
         self.has_come = True
@@ -269,7 +269,7 @@ class Sigterm:
 
 @contextmanager
 def ending_on_sigterm() -> Generator[Sigterm]:
-    """Let SIGTERM end a blocking run as Ctrl-C does: runs are given back, then the process ends."""
+    """Make SIGTERM end a blocking run as Ctrl-C does: runs are given back, then the process ends."""
     sigterm = Sigterm()
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -1,4 +1,4 @@
-"""Signals on their way to workflow code: what has arrived and is not received yet, and who waits for one."""
+"""Signals for workflow code: those that have arrived and are not received yet, and the waiting calls."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it
 
 
 class Receiving:
-    """The signals of one run, the first to the first that waits.
+    """The signals of one run. The first signal goes to the first waiting call.
 
-    It is handed its execution, and does not hold it: a circle would wait for the garbage collector.
+    Its methods get the execution as an argument, because a cycle of references would wait for the garbage collector.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Receiving:
         return self.requests
 
     def arrived(self, execution: "Execution", name: str, number: int, payload: bytes) -> None:
-        """Take a signal, and hand it over if somebody waits for it."""
+        """Add a signal, and pass it on if a call waits for it."""
         self._arrived.setdefault(name, deque()).append((number, payload))
         self._hand_over(execution, name)
 
@@ -62,7 +62,7 @@ class Receiving:
         return command.future
 
     def follow(self, command: AwaitSignal, name: str) -> None:
-        """Wait for a recorded name in place of the own one: an older release made other names for the same."""
+        """Wait for a recorded name instead of its own, because an older release derived another one."""
         own = self._waiting.get(command.name, ())
         if name != command.name and command in own:
             own.remove(command)  # type: ignore[union-attr]  # it is in it
@@ -70,7 +70,7 @@ class Receiving:
         command.name = name
 
     def _hand_over(self, execution: "Execution", name: str) -> None:
-        """Hand signals to waiting receives, the first to the first."""
+        """Pass signals to waiting calls, the first to the first."""
         signals, waiting = self._arrived.get(name), self._waiting.get(name)
         while signals and waiting:
             command = waiting[0]
@@ -87,7 +87,7 @@ class Receiving:
             command.future.set_result(value)
 
     def waiting_for(self, name: str) -> AwaitSignal | None:
-        """Return what waits for a signal of this name, if anything does."""
+        """Return the call that waits for a signal of this name, or None."""
         return next((one for one in self._waiting.get(name, ()) if not one.future.done()), None)
 
     def awaited(self) -> list[str]:
@@ -95,7 +95,7 @@ class Receiving:
         return [name for name, waiting in self._waiting.items() if any(not one.future.done() for one in waiting)]
 
     def unreceived(self) -> list[tuple[str, int, msgspec.Raw]]:
-        """Return what has arrived and nobody has received: names, numbers and values."""
+        """Return the signals that the code has not received: names, numbers and values."""
         return [
             (name, number, msgspec.Raw(payload))
             for name, arrived in self._arrived.items()
@@ -110,7 +110,7 @@ class Receiving:
             self._arrived.setdefault(name, deque()).append((number, bytes(payload)))
 
     def forget_stale(self) -> None:
-        """Drop receives that the code no longer waits for, so that a run at rest knows what it waits for."""
+        """Drop calls that the code no longer waits for, so that a settled run knows what it waits for."""
         for name in [name for name, waiting in self._waiting.items() if all(one.future.done() for one in waiting)]:
             del self._waiting[name]
         if self.requests is not None:

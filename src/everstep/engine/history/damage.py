@@ -1,4 +1,4 @@
-"""What is wrong with a damaged run, and what of it can still be believed. Reads only."""
+"""What is wrong with a damaged run, and which part of it can still be believed. Reads only."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +17,14 @@ from everstep.stores.protocol import RunRow, Store
 
 
 class Diagnosis(msgspec.Struct):
-    """A run's history as far as it is good, and what comes after."""
+    """The good part of a run's history, and what comes after it."""
 
     problem: str
-    """What is damaged; nothing if the run is sound."""
+    """What is damaged; empty if the run is sound."""
     generation: int
     good: list[Recorded]
     digest: bytes
-    """That of the last good event."""
+    """The digest of the last good event."""
     rest: list[EventRow]
     """The rows after the last good event, damaged or not."""
     lost: bool
@@ -32,7 +32,7 @@ class Diagnosis(msgspec.Struct):
     payloads: list[str]
     """Digests of payloads that are damaged."""
     unseen: list[str] = []
-    """Steps that were begun after the last good event, as somebody remembers who saw more of the history."""
+    """Steps that began after the last good event, according to a process that saw more of the history."""
     unseen_by: list[str] = []
 
     @property
@@ -42,7 +42,7 @@ class Diagnosis(msgspec.Struct):
 
     @property
     def is_repairable(self) -> bool:
-        """Whether there is anything to go on from."""
+        """Whether there is anything to continue from."""
         return bool(self.good)
 
 
@@ -62,13 +62,13 @@ def diagnose(store: Store, row: RunRow) -> Diagnosis:
             good = good[: event.seq - 1]
             break
     digest = events[len(good) - 1].digest if good else b""
-    # If the row's head is the last good event, whatever follows that was never part of the history.
+    # If the row's head is the last good event, what follows that was never part of the history.
     lost = digest != row.head_digest
     return Diagnosis(problem or why, generation, good, digest, events[len(good) :], lost, sorted(damaged))
 
 
 def _generation(store: Store, row: RunRow) -> int:
-    """Return the generation that the row means: its own if there are events of it, else the newest that there is."""
+    """Return the generation of the row: its own if it has events, else the newest one with events."""
     there = store.generations(row.id)
     newest = [one for one in there if one > 0]
     return row.generation if row.generation in there or not newest else newest[-1]
@@ -102,19 +102,19 @@ def _damaged_payloads(store: Store, run: str, history: Sequence[Recorded]) -> se
 
 
 class UnseenStep(msgspec.Struct):
-    """A step that was begun, as far as can be told, and whose outcome a repaired history does not know."""
+    """A step that was begun, as far as known, and whose outcome a repaired history lacks."""
 
     step: str
     effect: str
     seq: int
     key: str = ""
-    """What `everstep.key()` gave in its body; of a step with a key of its own (`key=`), that one."""
+    """The value of `everstep.key()` in its body; for a step with `key=`, that key."""
 
 
 def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
-    """Return the steps that were begun in the rest of a history, who began them, and how many rows cannot be read.
+    """Return the steps that began in the rest of a history, their workers, and the number of unreadable rows.
 
-    None of it can be relied upon: it is for a person, who looks outside for what is named here.
+    None of it is reliable: it is for a person, who looks outside for what is named here.
     """
     entropy = Calls(found.good).entropy_at(found.last_good)
     steps: list[UnseenStep] = []

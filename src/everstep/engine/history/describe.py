@@ -1,4 +1,4 @@
-"""What recorded events say of the code that led to them."""
+"""What recorded events say about the code that led to them."""
 
 from typing import Final
 
@@ -31,13 +31,13 @@ COMMANDS: Final = frozenset(
         "graph_moved",
     }
 )
-"""Events that record what the code asked for, beside steps and ends."""
+"""Events that record commands of the code, except steps and ends."""
 FIRST: Final = ("", KEPT)
-"""Why a step was begun for the first time: the code asked for it. (What has another reason came later.)"""
+"""The reasons of a step's first start: the code asked for it. (Any other reason belongs to a later start.)"""
 
 
 def asks_for_something(event: Recorded) -> bool:
-    """Tell whether an event is the first that records something which the code asked for."""
+    """Return True if an event is the first that records a command of the code."""
     kind, body = event.kind, event.body
     if kind == "step_started":
         return bool(body.attempt == 1 and body.because in FIRST)
@@ -47,14 +47,14 @@ def asks_for_something(event: Recorded) -> bool:
 
 
 def stands_for(event: Recorded, kind: str) -> bool:
-    """Tell whether an event stands where one of another kind would: something that was asked for, and not begun."""
+    """Return True if an event replaces one of another kind: a command that was not begun."""
     if event.kind == "key_taken":
         return kind == "step_started"
     return event.kind == "call_withheld" and kind == event.body.instead_of
 
 
 def recorded_text(event: Recorded) -> str:
-    """Return a recorded event as a person would say it."""
+    """Return a recorded event in words."""
     body, kind = event.body, event.kind
     if kind == "call_withheld":
         kind = body.instead_of

@@ -1,7 +1,7 @@
-"""What a history says about undoing, without any code: what was done, what could be undone, what was.
+"""What a history says about compensation, without any code: what was done, could be undone, and was undone.
 
-Whoever asks for a rollback may be a command that knows no workflow. It learns here whether that makes sense, and what
-would stay as it is.
+A rollback may be requested by a command that knows no workflow. It learns here whether that makes sense, and what would
+remain.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from everstep.stores.rows.keys import KeyUndoing
 def change_key(
     journal: Journal, call: int, key: str, then: Literal["begun", "undone", "kept"], carried: CarriedStep | None
 ) -> None:
-    """Say what becomes of the key (`key=`) of a step that is undone, with the event that is recorded next."""
+    """Change the key (`key=`) of a compensated step together with the next event."""
     if key:
         place = (carried.own_call, carried.generation) if carried is not None else ()
         journal.key_changes().undoing.append(KeyUndoing(key, call, then, *place))
@@ -83,24 +83,24 @@ def _left_by(store: Store, row: RunRow, calls: Calls) -> list[str]:
 
 
 def left_by_children(store: Store, run: str) -> list[str]:
-    """Return the effects of child runs, and of theirs: their compensations are their own."""
+    """Return the effects of child runs, and of their children: they compensate themselves."""
     left: list[str] = []
     for row in store.children(run):
         try:
             calls = Calls(load_now(store, row)[1])
         except UnknownRun:  # deleted just now
-            left.append(f"whatever the run {row.id} did, which was deleted")
+            left.append(f"everything that the run {row.id} did, which was deleted")
         except Damaged:
-            left.append(f"whatever the run {row.id} did, whose history is damaged")
+            left.append(f"everything that the run {row.id} did, whose history is damaged")
         else:
             steps = _left_by(store, row, calls) + calls.compensable
             left += [f"{step} of the run {row.id}" for step in steps]
         left += left_by_children(store, row.id)
-    return left + [f"whatever the run {child} did, which was deleted" for child in _deleted_children(store, run)]
+    return left + [f"everything that the run {child} did, which was deleted" for child in _deleted_children(store, run)]
 
 
 def _deleted_children(store: Store, run: str) -> list[str]:
-    """Return the children that a run has started, in any of its generations, and that are not there any more."""
+    """Return the children that a run has started, in any of its generations, and that do not exist any more."""
     started: dict[tuple[int, int], str] = {}
     for generation in store.generations(run):
         for event in store.events(run, generation):
@@ -114,14 +114,14 @@ def _deleted_children(store: Store, run: str) -> list[str]:
 
 
 CLOCKS_APART: Final = 60_000_000
-"""A child may have begun this much later than its parent says, because another machine's clock was ahead."""
+"""How much later than its parent says a child may have begun, because another machine's clock was ahead."""
 DELETED: Final = "what its deleted history does not say"
 DAMAGED: Final = "what its damaged history does not say"
 FORGOTTEN: Final = "its key was forgotten"
 
 
 class Crossed(NamedTuple):
-    """An effect that a retry would go back over. `seq` is its outcome's event; 0 if nobody knows how it ended."""
+    """An effect that a retry would go back over. `seq` is its outcome's event; 0 if its end is unknown."""
 
     run: str
     step: str
@@ -186,7 +186,7 @@ def _effects_of_child(store: Store, run: str, started: Recorded, relied: Relied,
 
 
 def is_guarded(store: Store, key: str | None, owner: str) -> bool:
-    """Tell whether a step that has happened is kept from happening again by its key: whoever asks for it shares it.
+    """Return True if a step's key keeps it from happening again: other steps with the key share its outcome.
 
     Not if the key was forgotten. Nor if it is free, unless the run that did it then freed it: it was forgotten, and
     what another one did under it since was undone.
@@ -196,9 +196,10 @@ def is_guarded(store: Store, key: str | None, owner: str) -> bool:
 
 
 def histories_of_child(store: Store, started: Recorded) -> tuple[list[list[Recorded]], str]:
-    """Return the histories of a child that a run has started, of all its generations; or else why they do not tell.
+    """Return the histories of a child that a run has started, of all its generations; or the reason why they are
+    unknown.
 
-    A child that is not there is not one that never was. Nor is a run that has got its id since then.
+    A missing child did exist once. A run that has got its id since then is not the child.
     """
     row = store.run(started.body.run)
     if row is None:
@@ -206,7 +207,7 @@ def histories_of_child(store: Store, started: Recorded) -> tuple[list[list[Recor
     try:
         refuse_deleted(store, row)
         histories = read_now(store, row, lambda now: load_generations(store, now))[1]
-    except UnknownRun:  # also one that is being deleted
+    except UnknownRun:  # including one that is being deleted
         return [], DELETED
     except Damaged:
         return [], DAMAGED

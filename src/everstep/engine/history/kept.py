@@ -1,4 +1,4 @@
-"""Outcomes of effects that a retry went back over: they are given to the same calls when the code asks again."""
+"""Outcomes of effects that a retry went back over: identical calls get them when the code asks again."""
 
 from collections.abc import Sequence
 
@@ -38,12 +38,14 @@ class Kept:
         return None
 
     def forget_since(self, voids: int) -> None:
-        """A later retry goes back over an earlier one as well, and keeps all that has happened since itself."""
+        """Drop outcomes that a later retry goes back over as well: it keeps everything that has happened since
+        itself.
+        """
         self.outcomes = [outcome for outcome in self.outcomes if outcome.retried < voids]
 
 
 def _name(step: str) -> str:
-    """Return a step's name without the number of its visit, which may be another one now."""
+    """Return a step's name without the number of its visit, which may differ now."""
     return step.partition("#")[0]
 
 

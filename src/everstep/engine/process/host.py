@@ -1,4 +1,4 @@
-"""The part of an app that drives runs: it claims them, takes them up, lets them rest, and lets them go."""
+"""The part of an app that drives runs: it claims and resumes them, keeps waiting ones in memory, and lets them go."""
 
 import asyncio
 import contextvars
@@ -63,13 +63,14 @@ from everstep.stores.rows.keys import KeyChanges
 from everstep.stores.rows.queues import DEFAULT_QUEUE
 
 ONCE_SECONDS: Final = 10.0
-"""How long closing waits at least for a body whose effect nobody could tell afterwards."""
+"""The minimum time that closing waits for a body whose effect would be in doubt afterwards, in seconds."""
 
 
 async def wait_for_bodies(drivers: "Mapping[str, Driver]", seconds: float, *, can_save: Callable[[], bool]) -> None:
-    """Let running bodies end. Threads cannot be stopped, so they get a little time in any case.
+    """Wait for running bodies to end. Threads cannot be stopped, so they get a little time in any case.
 
-    What must not happen twice and is about to begin is waited for as well, unless nothing can become durable any more.
+    A step that must not happen twice and is about to begin is waited for as well, unless nothing can become durable any
+    more.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -90,7 +91,7 @@ V = TypeVar("V")
 THREADS_MAX: Final = 64
 """Number of `def` bodies that run at the same time."""
 STOP_SECONDS: Final = 5.0
-"""How long closing waits for bodies that were cancelled."""
+"""How long closing waits for bodies that were cancelled, in seconds."""
 LEAVE_ATTEMPTS: Final = 5
 """How often an app that closes tries to give its runs back."""
 CLAIMABLE: Final[tuple[Status, ...]] = ("queued", "running", "waiting")
@@ -138,9 +139,9 @@ class Host:
         self.context = contextvars.copy_context()
         self.drivers: dict[str, Driver] = {}
         self.wanted: set[str] = set()
-        """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
+        """Runs that this app should drive and does not yet: another worker does, or they are about to be claimed."""
         self.untakeable: set[str] = set()
-        """Runs that cannot be claimed, or whose chain key is not here; they are let alone until this app ends."""
+        """Runs that cannot be claimed, or whose chain key is missing here; they are left alone until this app ends."""
         self.background = Background(self, patience)
         self.stumbling = Stumbling(self)
         self.watchers = Watchers(self)
@@ -160,16 +161,16 @@ class Host:
         self.presence = Presence(self)
         self._taking_up: set[str] = set()
         self._woken: set[str] = set()
-        """Those of them for which something has arrived since they were claimed."""
+        """Those of them that have received a delivery since they were claimed."""
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._entering: asyncio.Task[None] | None = None
-        """What enters this process among the workers."""
+        """The task that registers this process as a worker."""
         self._failed: BaseException | None = None
 
     def leave_workers(self) -> None:
-        """This process is no worker any more."""
+        """Record that this process is no longer a worker."""
         self.worker = ""
 
     # -- opening and closing ---------------------------------------------------------------------------------------
@@ -193,13 +194,13 @@ class Host:
         return self
 
     async def become_worker(self) -> None:
-        """Enter this process among the workers, once it drives its first run."""
+        """Register this process as a worker, when it drives its first run."""
         if not self.worker:
             if self.is_gone:
                 self.refuse_when_failed()
             if self._entering is None or self._entering.done():
                 self._entering = self.loop.create_task(self._enter())
-            await asyncio.shield(self._entering)  # whoever waits may be cancelled: a worker that is entered is known
+            await asyncio.shield(self._entering)  # the waiter may be cancelled, but a registered worker must be known
 
     async def _enter(self) -> None:
         worker, self.life = await on_a_thread(self.presence.enter)
@@ -233,13 +234,13 @@ class Host:
             await self._stop_all()
             await self.committer.close()
         except GeneratorExit:
-            can_wait = False  # nobody runs this task any more
+            can_wait = False  # this task no longer runs
             raise
         finally:
             await self._end(can_wait=can_wait and asyncio._get_running_loop() is not None)
 
     async def _end(self, *, can_wait: bool) -> None:
-        """Let go of everything. The store is left on a thread, and waited for also if the caller is cancelled."""
+        """Let go of everything. The store is left on a thread, and waited for even if the caller is cancelled."""
         if self._entering is not None and can_wait:
             await outlasted(self._entering)
         for driver in list(self.drivers.values()):
@@ -261,11 +262,11 @@ class Host:
             self.watchers.look_all_again()
 
     def _leave_store(self, acting: set[str], *, leaves: bool) -> None:
-        """Give the runs back and close the store. On a thread: it may have to be waited for."""
+        """Give the runs back and close the store. On a thread, because the store may block."""
         try:
             if leaves:
                 self._leave_patiently(acting)
-        finally:  # whatever happens: without its liveness lock, the runs of this worker are free
+        finally:  # in any case: without its liveness lock, the runs of this worker are free
             if acting:
                 log.warning("Steps of %d runs still act; these runs are free when that has ended.", len(acting))
                 self.acting.keep_until_ended(self.store.hand_over_lock(self.worker))
@@ -283,7 +284,7 @@ class Host:
             await asyncio.wait(stopping, timeout=STOP_SECONDS)
 
     def _leave_patiently(self, acting: set[str]) -> None:
-        """Leave; a statement that was interrupted, and wrote nothing, is tried again."""
+        """Leave the store; a statement that was interrupted, and wrote nothing, is repeated."""
         for attempt in range(1, LEAVE_ATTEMPTS + 1):
             try:
                 self._leave(acting)
@@ -329,14 +330,14 @@ class Host:
         drive_new(self, new.row, workflow, Recorded(seq, kind, step, at, new.started or decode_body(kind, body)))
 
     def note_driven(self, driver: Driver) -> None:
-        """A run is driven here from now on."""
+        """Record that a run is driven here from now on."""
         self.drivers[driver.run] = driver
         self.pump.look_after()
         self.wanted.discard(driver.run)
-        self.watchers.look_again(driver.run)  # for what another process wrote before this one took the run over
+        self.watchers.look_again(driver.run)  # another process may have written before this one took the run over
 
     def forget_driver(self, driver: Driver) -> None:
-        """A run is no longer driven here, if it was by this driver."""
+        """Forget a run that is no longer driven here, if it was by this driver."""
         if self.drivers.get(driver.run) is driver:
             del self.drivers[driver.run]
             self.pump.has_left()
@@ -348,12 +349,12 @@ class Host:
         self.interrupted.set_aside(row, stop, "workflow code")
 
     async def hold_or_leave(self, row: RunRow, report: HoldReport) -> None:
-        """Hold a claimed run, unless another worker may find nothing wrong with it."""
+        """Hold a claimed run, unless its code may match on another worker."""
         if not await self.presence.leaves_for_another(row, report.reason):
             self.spawn(self.holding.hold_claimed(row, report), run=row.id)
 
     def held(self, hold: "HoldRow | None") -> None:
-        """Tell whoever should know that a run is held."""
+        """Notify of a run that is held."""
         if hold is None:
             return
         log.warning("Run %s is held (%s); `everstep holds` says why and what can be done.", hold.run, hold.reason)
@@ -361,7 +362,7 @@ class Host:
 
     @contextmanager
     def setting_aside(self, run: str) -> Iterator[None]:
-        """Within the block a run that is claimed here is not taken up: something else is done with it."""
+        """Do not resume a claimed run within the block, because something else is done with it."""
         is_new = run not in self._taking_up
         self._taking_up.add(run)
         try:
@@ -371,11 +372,11 @@ class Host:
                 self._taking_up.discard(run)
 
     def put_aside(self, run: str) -> None:
-        """Do not take up a run until it is put back."""
+        """Do not resume a run until it is put back."""
         self._taking_up.add(run)
 
     def put_back(self, run: str) -> None:
-        """A run that was put aside may be taken up again."""
+        """Allow a run to be resumed that was put aside."""
         self._taking_up.discard(run)
         self._woken.discard(run)
 
@@ -398,16 +399,16 @@ class Host:
             if not isinstance(verdict, Claimed) or self.draining:
                 return False
             if self.is_lost(run):
-                await self.give_back(verdict.row)  # it is held first
+                await self.give_back(verdict.row)  # it must be held first
                 return False
             await drive(self, verdict)
             return run in self.drivers
         except Damaged as error:
-            log.error("Run %s cannot be taken up: %s", run, error)
+            log.error("Run %s cannot be resumed: %s", run, error)
             self.cannot_take_up(run)
             return False
         except (StoreError, asyncio.CancelledError):
-            self.want(run)  # it may be ours by now, and nobody else would look for it
+            self.want(run)  # it may be this worker's by now, and no other would look for it
             raise
         except Exception as error:  # noqa: BLE001  # it reaches this run alone; others are taken up
             stumbled = error
@@ -420,7 +421,7 @@ class Host:
                 self.stumbling.take_later(run, stumbled)
 
     def was_woken(self, run: str) -> bool:
-        """Tell whether something has arrived for a run since it was claimed."""
+        """Return True if a run has received a delivery since it was claimed."""
         return run in self._woken
 
     async def give_back(self, row: RunRow) -> None:
@@ -439,7 +440,7 @@ class Host:
         self.watchers.look_again(run)
 
     def compare_later(self, run: str, comparing: Coroutine[Any, Any, None]) -> None:
-        """Let the outside of a run be compared while others are looked after. It is not taken up again meanwhile."""
+        """Compare a run with the outside in the background. It is not resumed meanwhile."""
         self._comparing.add(run)
         self.spawn(self._compare(run, comparing), run=run)
 
@@ -451,7 +452,7 @@ class Host:
             self._taking_up.discard(run)
 
     def abandon(self, driver: Driver) -> None:
-        """The outside of a run could not be compared: it is taken up again."""
+        """Resume a run whose outside could not be compared."""
         driver.stop()
         if not self.draining:
             self.want(driver.run)
@@ -468,19 +469,19 @@ class Host:
         if not taken:
             await self.holding.retry_diverged(run)
         if not taken or self.drivers[run].row.epoch > 1:
-            # It was there before. If it has ended, or is another's, that is in its parent's inbox already.
+            # It existed before. If it has ended, or is another worker's, its parent's inbox has that already.
             self.pump.nudge()
 
     def want(self, run: str) -> None:
-        """Remember a run that should be driven here as soon as nobody else does."""
+        """Remember a run that should be driven here as soon as no other worker does."""
         self.wanted.add(run)
         self.pump.look_after()
 
     def wake(self, run: str) -> None:
-        """Something arrived for a run: if it is here, let it look into its inbox; else look who can take it up."""
+        """Look at a run that received something: if it is here, it reads its inbox; otherwise look who can claim it."""
         driver = self.drivers.get(run)
         if driver is not None:
-            self.spawn(self._wake(driver), run=run)  # later: the code that sent it goes on first
+            self.spawn(self._wake(driver), run=run)  # later: the code that sent it continues first
         else:
             self.pump.nudge()
 
@@ -488,7 +489,7 @@ class Host:
         driver.take_inbox_and_deadlines()
 
     def wake_driver(self, run: str) -> None:
-        """Let a run that is here look at its inbox and its deadlines."""
+        """Make a run that is here read its inbox and check its deadlines."""
         driver = self.drivers.get(run)
         if driver is not None:
             driver.take_inbox_and_deadlines()
@@ -496,30 +497,30 @@ class Host:
             self._woken.add(run)
 
     def has_runs_in_memory(self) -> bool:
-        """Tell whether any run is in memory here, or is being taken up."""
+        """Return True if any run is in memory here, or is being resumed."""
         return bool(self.drivers or self._taking_up)
 
     def is_busy(self) -> bool:
-        """Tell whether any run is being driven here just now."""
+        """Return True if any run is active here now."""
         return bool(self._taking_up) or any(driver.status == "running" for driver in self.drivers.values())
 
     def is_at_rest(self) -> bool:
-        """Tell whether every run that is driven here waits, and all of that is durable."""
+        """Return True if every run that is driven here waits, and all of that is durable."""
         is_busy = self._taking_up or self._tasks or self.background.is_busy
         return not is_busy and all(driver.is_idle for driver in self.drivers.values())
 
     def take_again(self, driver: Driver) -> None:
-        """Let a run leave memory, and take it up again from its history."""
+        """Evict a run, and resume it from its history."""
         self.let_go(driver)
         self.want(driver.run)
 
     def take_next(self, driver: Driver) -> None:
-        """The run goes on with a fresh history: let the old one leave memory, and take up the new one."""
+        """Evict the old generation of a run, and resume the new one."""
         self.take_again(driver)
         self.spawn(self.take_up_run(driver.run), run=driver.run)
 
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
-        """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
+        """Evict a run that has ended, is held, was taken over, or whose store failed, and notify its waiters."""
         self.resting.forget(driver)
         self.forget_driver(driver)
         status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold
@@ -537,13 +538,13 @@ class Host:
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
             if self._has_children or self._awaited_keys or driver.row.queue != DEFAULT_QUEUE:
-                self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, or for its slot
+                self.pump.nudge()  # another run here may follow this one, or wait for its keys or its slot
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
             self.watchers.look_again(driver.run)  # another process may have taken it over, and ended it
 
     def fail(self, error: BaseException) -> None:
-        """The store has failed: this process writes nothing more, and tells everyone who waits."""
+        """Stop because the store has failed: this process writes nothing more, and all waiters get the error."""
         if self._failed is None:
             what = "This worker was declared gone" if self.is_gone else "The store failed"
             log.error("%s; this process stops writing. %s", what, error)
@@ -551,18 +552,20 @@ class Host:
         self.watchers.look_all_again()
 
     def note_gone(self, worker: str) -> None:
-        """Keep that a worker counts as gone: it stops if it comes back, and people see why its steps were repeated."""
+        """Record that a worker counts as gone: it stops if it comes back, and people see why its steps were
+        repeated.
+        """
         note = f"no sign of life for {self.gone_after:g} s (gone_after)"
         gone = GoneRow("worker", worker, self.clock.now(), self.worker, note)
         self.spawn(on_a_thread(self.store.declare_gone, gone, [worker]))
 
     def ended_without_code(self, run: str, status: Status) -> None:
-        """Tell whoever waits for a run that it has ended, and whoever follows it to look into its inbox."""
+        """Notify waiters of a run that ended without its code, and make its followers read their inboxes."""
         self.watchers.tell(run, status, None)
         self.pump.nudge()
 
     def keys_changed(self, changes: "KeyChanges") -> None:
-        """A run has changed keys: whoever waits for them, here or left behind by others, has that in its inbox now."""
+        """Make the runs read their inboxes that wait for changed keys, here or left behind by others."""
         changed = changes.changed()
         if changes.waits or changed & self._awaited_keys or (self.recover and changed):
             self.pump.nudge()
@@ -575,9 +578,9 @@ class Host:
         return self._workflows if self._workflows is not None else DECLARED.names()
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], *, run: str = "") -> None:
-        """Do something once in the background. If it fails, that is noted, and the run that it is for is taken again.
+        """Run a coroutine once in the background. A failure is recorded, and its run is resumed.
 
-        What has to go on whatever happens is kept by `background` instead.
+        Work that must continue in any case belongs to `background` instead.
         """
         try:
             task = self.loop.create_task(coroutine, context=self.context.copy())
@@ -604,7 +607,7 @@ class Host:
             self.stumbling.take_later(run, error, is_own=not isinstance(error, asyncio.CancelledError))
         else:
             self.background.failed("tasks", error)
-            self.background.works("tasks")  # each is another one
+            self.background.works("tasks")  # each task is another one
             self.loop.call_later(LOOK_AGAIN_SECONDS, self.pump.nudge)
 
     # -- parts that an app has only once they are asked for --------------------------------------------------------
@@ -649,9 +652,9 @@ class Host:
 
     # -- asking the store ------------------------------------------------------------------------------------------
     async def read(self, method: Callable[..., V], /, *args: Any, **named: Any) -> V:
-        """Ask the store: right here if it answers at once, else on a thread, while the loop goes on.
+        """Call a method of the store: right here if it answers at once, else on a thread, while the loop runs on.
 
-        It may be begun twice, and on another thread. So it is only for what changes nothing before the store has
+        It may be begun twice, and on another thread. So it is only for calls that change nothing before the store has
         answered.
         """
         try:
@@ -671,7 +674,7 @@ class Host:
         """Do the same where nothing can be awaited: call `then` with the answer, now or when it has come."""
         try:
             answer = briefly(method, *args)
-        except Busy:  # no task waits for it: an application may cancel all tasks, and the run would wait for ever
+        except Busy:  # not awaited by a task: an application may cancel all tasks, and the run would wait for ever
             answered = self.elsewhere.call(partial(method, *args))
             answered.add_done_callback(partial(self._answered, run, then, failed), context=self.context.copy())
         except StoreError as error:

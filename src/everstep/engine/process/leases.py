@@ -1,12 +1,12 @@
-"""Whose lease has lapsed: that is watched, and never read off a clock.
+"""Lapsed leases: found by watching, and never by comparing with a clock.
 
 A worker that is stopped (SIGSTOP, a debugger, a network that swallows everything) keeps its liveness lock and cannot
 say that it does nothing. Its runs go to others when one of them has watched its row for a whole lease, by its own
-ticks, and has seen no renewal. What the row says about times is not compared with any clock: two clocks may differ by
-a day, or jump. A dead worker is not watched; its lock is free at once (see `bury_dead`).
+ticks, and has seen no renewal. The times in the row are not compared with any clock: two clocks may differ by a day, or
+jump. A dead worker is not watched, because its lock is free at once (see `bury_dead`).
 
-Time in which the watcher itself did not look counts for little: machine, container or process may have been paused,
-and the other with it.
+Time in which the watcher itself did not look counts for little: machine, container or process may have been paused, and
+the other worker with it.
 """
 
 import time
@@ -21,14 +21,17 @@ from everstep.stores.protocol import Store, WorkerRow
 from everstep.stores.ticks import ticks as machine_ticks
 
 NEIGHBOURS: Final = 16
-"""How many others a worker watches: those next to it. So the work for each does not grow with their number."""
+"""The number of other workers that a worker watches: its neighbours. So the work of each does not grow with their
+number.
+"""
 PAUSE_SECONDS: Final = 0.1
 """Pause between two looks of a command that waits for a lease to lapse."""
 LOOKS: Final = 6
-"""How often a lease is looked at while it lasts."""
+"""How often a lease is checked while it lasts."""
 ABSENCE_SHARE: Final = 3
-"""Of the time between two looks at most this part of a lease (a third) counts. A worker renews its lease after a third,
-so whoever was paused together with it cannot come to a whole lease."""
+"""Of the time between two looks at most this part of a lease (a third) counts. A worker renews its lease after a
+third, so a watcher that was paused together with it cannot add up a whole lease.
+"""
 
 
 class Watch:
@@ -41,10 +44,10 @@ class Watch:
         """Pause between two looks of a worker without neighbours: as between two renewals of its own lease."""
         self._ticks = ticks_of(clock)
         self._real = clock.ticks if isinstance(clock, StoreClock) else machine_ticks
-        """How time passes for this process. The ticks of a test's clock may leap while everything is awake."""
+        """Measures how time passes for this process. The ticks of a test's clock may jump while everything is awake."""
         self._looked = (0, 0)
         self._silent: dict[str, tuple[int, int]] = {}
-        """Of each worker the lease that was read, and for how many microseconds it has been the same."""
+        """For each worker the lease that was read, and for how many microseconds it has been the same."""
 
     def look(self, rows: Sequence[WorkerRow]) -> list[WorkerRow]:
         """Compare workers with what was last read of them, and return those whose leases have lapsed."""
@@ -85,7 +88,7 @@ def outwait(store: Store, clock: Clock, owner: str) -> bool:
             return True
         first = first or rows[0].lease_until
         if rows[0].lease_until != first or first > store.now() or not isinstance(clock, StoreClock):
-            return False  # (the clock of a test does not go on while somebody waits)
+            return False  # (a test's clock does not advance during a wait)
         for row in watch.look(rows):
             store.lapse(row.id, row.lease_until)
         time.sleep(PAUSE_SECONDS)

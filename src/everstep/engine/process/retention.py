@@ -1,7 +1,7 @@
-"""The part of an app that keeps to its retention: from time to time it deletes what is old enough, in the background.
+"""The retention of an app: from time to time it deletes what is old enough, in the background.
 
-It deletes as `collecting.py` does, a little at a time, so runs that go on hardly notice. Each process with a retention
-does it; two that meet leave each other's runs alone. A process that dies in between leaves the rest to the others.
+It deletes a little at a time, so that active runs hardly notice. Each process with a retention does it; two that meet
+leave each other's runs alone. If a process dies in between, the others do the rest.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from everstep.stores.rows.transfer import ClaimFamily, Deleted, DeletePart
 log = logger("everstep.gc")
 
 LEAP_SECONDS: Final = 30 * 86400.0
-"""A store's clock that is ahead by more than this of what was last seen, without time having passed, may be wrong."""
+"""If a store's clock is ahead of its last reading by more than this, without time having passed, it may be wrong."""
 TRUST_SECONDS: Final = 86400.0
-"""Delay before anything is deleted after such a leap: time for a person to put the clock right."""
+"""Delay before anything is deleted after such a jump, so that a person can correct the clock."""
 FIRST_SECONDS: Final = 1.0
-"""How soon after its start a process looks for the first time, so that short ones do their share."""
+"""How soon after its start a process first looks, so that short-lived ones do their share."""
 
 
 class Collector:
@@ -47,17 +47,17 @@ class Collector:
         self._alarm: Alarm | None = None
         self._ticks = ticks_of(app.clock)
         self._seen = 0, 0
-        """What the store's clock was, and the ticks then."""
+        """The last reading of the store's clock, and the ticks at that time."""
         self._trusted_at = 0
 
     def begin(self) -> None:
-        """The app has become a worker: look soon, and then from time to time."""
+        """Look soon after the app has become a worker, and then from time to time."""
         if self.retention is not None and self._alarm is None:
             self._seen = self._app.store.noted or self._app.clock.now(), self._ticks()
             self._look_after(min(FIRST_SECONDS, self.retention.seconds_between))
 
     def close(self) -> None:
-        """Look no more. What is being deleted just now stops by itself."""
+        """Stop looking. A deletion in progress stops by itself."""
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -70,7 +70,9 @@ class Collector:
             self._app.background.keep("retention", self._look)
 
     def _is_trusted(self) -> bool:
-        """Whether the store's clock may decide what is old. A clock that is a year ahead must not delete everything."""
+        """Return True if the store's clock may decide what is old. A clock that is a year ahead must not delete
+        everything.
+        """
         (seen, then), now, ticks = self._seen, self._app.clock.now(), self._ticks()
         self._seen = now, ticks
         leapt = (now - seen - (ticks - then)) / SECOND
@@ -96,13 +98,13 @@ class Collector:
 
 PAGE: Final = 50
 PART: Final = 200
-"""So many rows are deleted in one transaction."""
+"""The number of rows that are deleted in one transaction."""
 BESIDE: Final = 10
-"""Rows of a run that are not events, as a guess."""
+"""An estimate of a run's rows that are not events."""
 KEYS: Final = 200
-"""So many keys are forgotten in one transaction."""
+"""The number of keys that are forgotten in one transaction."""
 REST: Final = 4.0
-"""A pause is so many times as long as the transaction before it."""
+"""The length of a pause, relative to the transaction before it."""
 REST_MAX: Final = 0.25
 
 
@@ -111,12 +113,13 @@ class Collected(msgspec.Struct):
 
     runs: list[str] = []
     rows: int = 0
-    """So many rows of histories, payloads, checkpoints, inboxes and runs."""
+    """The number of rows of histories, payloads, checkpoints, inboxes and runs."""
     left: int = 0
     """Runs that are old enough, and were left: one of their family has not ended, is held, is kept, or is needed by
-    another run that may go on."""
+    another run that may continue.
+    """
     keys: int = 0
-    """So many keys of actions were forgotten."""
+    """The number of keys of actions that were forgotten."""
 
 
 async def collect(app: Process, retention: Retention, *, dry_run: bool = False) -> Collected:
@@ -133,7 +136,7 @@ async def collect(app: Process, retention: Retention, *, dry_run: bool = False) 
             before, done.left = len(done.runs), 0
             await _collect_runs(app, until, retention.keep, done, dry_run=dry_run)
             if dry_run or not done.left:
-                break  # else what went may have been all that needed a family which was left
+                break  # otherwise the deleted runs may have been all that needed a remaining family
     if retention.seconds_of_keys is not None:
         await _forget(app, app.clock.now() - microseconds(retention.seconds_of_keys), done, dry_run=dry_run)
     return done
@@ -175,9 +178,9 @@ async def _families(app: Process, until: int, keep: int, done: Collected) -> Asy
     while page := await app.read(app.store.runs, RunFilter(status=tuple(sorted(ENDED)), before=before, limit=PAGE)):
         before = (page[-1].created_at, page[-1].id)
         for row in page:
-            await asyncio.sleep(0)  # whoever has something to do goes first
+            await asyncio.sleep(0)  # other work goes first
             if row.parent is not None and await app.read(app.store.run, row.parent) is not None:
-                continue  # it goes with its parent
+                continue  # it is deleted with its parent
             kept[row.workflow] += 1
             if row.ended_at is None or row.ended_at >= until:
                 continue
@@ -207,7 +210,7 @@ async def _may_all_go(app: Process, family: Sequence[RunRow], until: int) -> boo
         if not await app.read(may_go, app.store, row, until):
             return False
     for row in family:
-        if row.epoch > 1:  # it was taken over, perhaps from a worker that does not know it yet
+        if row.epoch > 1:  # it was taken over, perhaps from a worker that has not noticed yet
             overtaken = await asyncio.to_thread(overtaken_in, app.store, row)
             if await app.read(_may_any_act, app.store, overtaken, row.id):
                 return False
@@ -242,7 +245,7 @@ def overtaken_in(store: Store, row: RunRow) -> set[str]:
 
 
 def may_go(store: Store, row: RunRow, until: int) -> bool:
-    """Tell whether nothing speaks against deleting a run, as far as it alone is concerned."""
+    """Return True if a run by itself may be deleted."""
     is_old = row.status in ENDED and row.ended_at is not None and row.ended_at < until
     if not is_old or store.holds(run=row.id) or has_key_in_doubt(store, row.id):
         return False
@@ -250,12 +253,12 @@ def may_go(store: Store, row: RunRow, until: int) -> bool:
 
 
 def is_of_a_thread(store: Store, row: RunRow) -> bool:
-    """Tell whether a step was called in a thread of a framework that is still there: it may be resumed, and asks."""
+    """Return True if a step was called in an existing thread of a framework: that may be resumed, and ask for it."""
     return "thread" in row.tags and bool(store.saved.states(row.tags["thread"], limit=1))
 
 
 def has_key_in_doubt(store: Store, run: str) -> bool:
-    """Tell whether an ended run has a key that a person has to decide about. Its history is what that is decided by."""
+    """Return True if an ended run has a key that a person has to decide about, for which its history is needed."""
     return any(store.effects(EffectFilter(run=run, state=state, limit=1)) for state in UNSETTLED)
 
 

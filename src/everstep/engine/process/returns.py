@@ -1,9 +1,9 @@
 """What this process has to give back: slots of limits, the right to a run or to a thread.
 
-Nobody else can give it back while this worker lives, and nobody is left to ask for it again: a store that refuses just
-then (a disk is full, a right is missing) would keep it for as long as the worker lives. So it is tried again, with
-pauses that grow, until it succeeds or the worker leaves, with which all of it is free. Each such operation names the
-epoch or the holder that it means: done late, or twice, it takes nothing from whoever has it by then.
+No other process can give it back while this worker lives, and no one asks for it again: a store that refuses just then
+(a disk is full, a right is missing) would keep it for as long as the worker lives. So it is tried again, with pauses
+that grow, until it succeeds or the worker leaves, which frees all of it. Each such operation names the epoch or the
+holder that it means: done late, or twice, it takes nothing from a later holder.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Returns:
         return future
 
     def owe(self, operation: Operation, then: Callable[[], None] = lambda: None) -> None:
-        """The store did not take something back: try again until it does. On the app's loop."""
+        """Retry until the store takes something back. On the app's loop."""
         self._owed.append((operation, then))
         self._background.keep(RETURNS, self._settle)
 

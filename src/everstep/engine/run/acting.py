@@ -1,7 +1,7 @@
-"""What the apps of this process have begun and may still do, also when an app is closed.
+"""What the apps of this process have begun and may still do, even after an app is closed.
 
-Only an attempt's own end, or the kernel, proves that it cannot act any more. This is where its end is seen: an app, and
-any other app of the process, asks here whether the body of a step, or anything that it started, still runs.
+Only an attempt's own end, or the kernel, proves that it cannot act any more. This module sees its end: an app, and any
+other app of the process, asks here whether the body of a step, or anything that it started, still runs.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from everstep.stores.rows.workers import GoneRow
 log = logger("everstep.app")
 
 LOOK_SECONDS: Final = 0.05
-"""How often a closed app looks whether the bodies that it left behind have ended."""
+"""How often a closed app checks whether the bodies that it left behind have ended, in seconds."""
 
 _apps: Final[WeakValueDictionary[str, "Acting"]] = WeakValueDictionary()
-"""By the names of their workers. What still acts keeps its app here: it refers to its attempt, and that to the app."""
+"""By the names of their workers. An acting body keeps its app here: it refers to its attempt, and that to the app."""
 
 
 class Acting:
@@ -40,22 +40,22 @@ class Acting:
         self._names: set[str] = set()
 
     def enter(self, worker: str) -> None:
-        """What the app begins from now on is begun by this worker."""
+        """Attribute what the app begins from now on to this worker."""
         self._names.add(worker)
         _apps[worker] = self
 
     def where(self, run: str, call: int) -> str:
-        """Say what of a step still runs; "" if nothing does."""
+        """Return what of a step still runs; "" if nothing does."""
         return next(
             (what for acting_run, acting_call, what in self._all() if (acting_run, acting_call) == (run, call)), ""
         )
 
     def runs(self) -> set[str]:
-        """Return the runs of which some step still acts. May be called on any thread."""
+        """Return the runs with a step that still acts. May be called on any thread."""
         return {run for run, _, _ in self._all()}
 
     def left_behind(self, run: str, call: int) -> str:
-        """Say what still runs of a step whose body has ended; "" if nothing does."""
+        """Return what still runs of a step whose body has ended; "" if nothing does."""
         return next((what for of_run, of_call, what in self._beside() if (of_run, of_call) == (run, call)), "")
 
     def _all(self) -> Iterator[tuple[str, int, str]]:
@@ -73,7 +73,7 @@ class Acting:
                 yield begun_in.run, begun_in.call, what
 
     def keep_until_ended(self, release: Callable[[], None]) -> None:
-        """Call `release` when nothing that this app has begun acts any more. It is closed, so a thread looks."""
+        """Call `release` when nothing that this app has begun acts any more. The app is closed, so a thread checks."""
 
         def wait() -> None:
             while self.runs():
@@ -87,7 +87,7 @@ class Acting:
 
 
 def where_in_process(worker: str, run: str, call: int) -> str | None:
-    """Say what of a step that a worker of this process began still runs, "" if nothing; None for another process."""
+    """Return what still runs of a step that a worker of this process began, "" if nothing; None for another process."""
     if not is_of_this_process(worker):
         return None
     acting = _apps.get(worker)
@@ -95,7 +95,7 @@ def where_in_process(worker: str, run: str, call: int) -> str | None:
 
 
 def may_act(store: "Store", worker: str, run: str) -> bool:
-    """Tell whether a worker may still act for a run: it is not proven that it cannot."""
+    """Return True if a worker may still act for a run, because the opposite is not proven."""
     if not is_of_this_process(worker):
         return not has_ended(store, worker)
     acting = _apps.get(worker)
@@ -106,14 +106,14 @@ class Whereabouts(NamedTuple):
     """What a store knows of a worker of another process."""
 
     state: Literal["ended", "there", "lost"]
-    """Whether it provably cannot act any more or was declared gone, is among the workers, or was lost sight of."""
+    """Whether it provably cannot act any more or was declared gone, is registered, or is neither."""
     has_lease: bool = False
     host_gone_at: int | None = None
     """When its host was last declared gone, if ever."""
 
 
 def whereabouts(store: "Store", workers: Collection[str]) -> dict[str, Whereabouts]:
-    """Say where workers of other processes are."""
+    """Return where workers of other processes are."""
     others = [worker for worker in workers if not is_of_this_process(worker)]
     rows = {row.id: row for row in store.workers()} if others else {}
     hosts = store.gone("host") if others else []
@@ -130,7 +130,7 @@ def whereabouts(store: "Store", workers: Collection[str]) -> dict[str, Whereabou
 
 
 def has_ended(store: "Store", worker: str) -> bool:
-    """Tell whether a worker of another process provably cannot act any more, or was declared gone."""
+    """Return True if a worker of another process provably cannot act any more, or was declared gone."""
     return worker_has_ended(worker) or store.has_ended(worker)
 
 

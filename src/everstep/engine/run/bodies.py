@@ -39,7 +39,7 @@ HEARTBEAT_SECONDS: Final = 1.0
 TURN_SECONDS: Final = 0.001
 """Bodies that lead to further bodies keep the loop to themselves for no longer than this."""
 CHARGES: Final = threading.Lock()
-"""Two threads may charge one attempt for the first time at once."""
+"""Protects the first charge of an attempt, which two threads may make at once."""
 
 
 class Attempt(StepBody, eq=False, kw_only=True):
@@ -49,12 +49,12 @@ class Attempt(StepBody, eq=False, kw_only=True):
     call: StepCall
     fallback: bool = False
     is_asked: bool = False
-    """Whether this is only a question to a probe about the attempt."""
+    """Whether this only passes an attempt to a probe that asks about it."""
     fate: Fate | None = None
     spending: "Spending | None" = None
     task: "asyncio.Task[None] | None" = None
     failed_at: int = 0
-    """When its body failed, if something that it started has gone on since."""
+    """When its body failed, if something that it started is still running."""
 
     def worker(self) -> str:
         return self.bodies.worker
@@ -77,7 +77,7 @@ class Attempt(StepBody, eq=False, kw_only=True):
         return self.bodies.means()
 
     def take_entry(self, name: str, value: Any) -> None:
-        if self.bodies.running.get(self.call.call) is self:  # else nobody waits for this body any more
+        if self.bodies.running.get(self.call.call) is self:  # otherwise the run no longer waits for this body
             self.bodies.streams_of_run().take(self, name, value)
 
     def refuse_given_up(self) -> None:
@@ -220,20 +220,20 @@ class Bodies:
         return self._driver.app.worker
 
     def attempt_at(self, call: StepCall, attempt: int) -> Attempt:
-        """Return an attempt that somebody asks about, and that does not run."""
+        """Return an attempt that does not run, for a question about it."""
         workflow, digest = self._driver.execution.workflow.name, call.arguments.digest
         surroundings = (self._driver.run, workflow, call.step, digest, call.entropy, attempt, None)
         return Attempt(*surroundings, bodies=self, call=call, is_asked=True)
 
     @property
     def charging(self) -> "Charging":
-        """What writes down the charges of running bodies: most runs have no budget."""
+        """Records the charges of running bodies: most runs have no budget."""
         if self._charging is None:
             self._charging = Charging(self._driver)
         return self._charging
 
     def streams_of_run(self) -> "Streams":
-        """Return what writes to the run's streams. May be called on any thread."""
+        """Return the writer of the run's streams. May be called on any thread."""
         with CHARGES:
             if self.streams is None:
                 self.streams = Streams(self._driver)
@@ -245,7 +245,7 @@ class Bodies:
         return Means(app.store, app.codec, app.clock.now)
 
     def stumble(self, error: BaseException) -> None:
-        """What was done for a body raised: the run leaves memory, and is taken up again."""
+        """Evict the run and resume it, because something that was done for a body raised."""
         self._driver.app.stumbling.leave(self._driver, error)
 
     @property
@@ -259,7 +259,7 @@ class Bodies:
         return row is not None and (row.epoch, row.generation) == (mine.epoch, mine.generation)
 
     async def call(self, attempt: Attempt) -> Any:
-        """Return what a body returns that has a timeout, is a fallback, or has to run on a thread."""
+        """Return the result of a body with a timeout, of a fallback, or of a body for a thread."""
         seconds = attempt.call.target.timeout
         if seconds is None:
             return await self._call(attempt)
@@ -340,7 +340,7 @@ class Bodies:
             task.cancel()
 
     def record_charges(self) -> None:
-        """Write down what running bodies were charged, and have appended: they may be cut off."""
+        """Record the charges and stream entries of running bodies, because they may be cut off."""
         if self.streams is not None:
             self.streams.flush()
         for attempt in self.running.values():
@@ -390,7 +390,7 @@ class Bodies:
             )
 
     def record_heartbeats(self) -> None:
-        """Write down the newest heartbeats that are not recorded yet."""
+        """Record the newest heartbeats that are not recorded yet."""
         for call, payload in self._heartbeats.items():
             attempt = self.running.get(call)
             if attempt is not None:
@@ -399,7 +399,7 @@ class Bodies:
 
 
 def _attempt_on_thread(frame: FrameType) -> StepBody | None:
-    """Return the attempt whose body a thread of the engine runs: it is in the context that the body is given."""
+    """Return the attempt whose body a thread of the engine runs, from the body's context."""
     work = getattr(frame.f_locals.get("one"), "function", None)
     context = getattr(getattr(work, "func", None), "__self__", None)
     body = context.get(CURRENT) if isinstance(context, Context) else None

@@ -1,4 +1,4 @@
-"""What a driver sees of the app that it belongs to."""
+"""The driver's view of the app that it belongs to."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -27,10 +27,10 @@ V = TypeVar("V")
 
 
 class Commits(Protocol):
-    """What writes the units of runs."""
+    """Writes the units of runs."""
 
     def ready(self, source: "RunWriter", *, waited_for: bool) -> None:
-        """Take note that a run has something to write."""
+        """Queue a run that has something to write."""
 
     def commit_now(self) -> None:
         """Commit at once, without a turn of the loop."""
@@ -50,23 +50,23 @@ class Limits(Protocol):
 
 
 class Interrupted(Protocol):
-    """The runs that were stopped, and are taken up again after a pause."""
+    """The runs that were stopped, and are resumed after a pause."""
 
     def cause(self, run: str) -> str:
-        """Return what stopped a run here last; "" if nothing did."""
+        """Return what last stopped a run here; "" if nothing did."""
 
     def leave(self, driver: "Driver", stop: BaseException, where: str) -> None:
-        """A driven run was stopped: let it leave memory, and come back later."""
+        """Evict a driven run that was stopped, and resume it later."""
 
 
 class Stumbling(Protocol):
     """The runs for which the engine itself raised."""
 
     def leave(self, driver: "Driver", error: BaseException, *, is_own: bool = ...) -> None:
-        """Let a run leave memory, and take it up again from its history."""
+        """Evict a run, and resume it from its history."""
 
     def take_later(self, run: str, error: BaseException, *, is_own: bool = ...) -> None:
-        """Take a run up again from its history, after a pause."""
+        """Resume a run from its history, after a pause."""
 
 
 class Resting(Protocol):
@@ -93,10 +93,10 @@ class Holding(Protocol):
 
 
 class Notifies(Protocol):
-    """What tells of holds."""
+    """Notifies of holds."""
 
     def rows(self, hold: HoldRow) -> list[NotificationRow]:
-        """Return what is to be written with a hold."""
+        """Return the rows to write with a hold."""
 
 
 class Watched(Protocol):
@@ -106,7 +106,7 @@ class Watched(Protocol):
         """A run has ended or is held."""
 
     def look_again(self, run: str) -> None:
-        """Let the waiters of a run look at its row again."""
+        """Make the waiters of a run read its row again."""
 
 
 class RunHost(ChildHost, Protocol):
@@ -129,11 +129,11 @@ class RunHost(ChildHost, Protocol):
 
     @property
     def committer(self) -> Commits:
-        """What writes this run's units, with those of others."""
+        """Writes this run's units, with those of others."""
 
     @property
     def notifier(self) -> Notifies:
-        """What tells of holds."""
+        """Notifies of holds."""
 
     @property
     def watchers(self) -> Watched:
@@ -153,11 +153,11 @@ class RunHost(ChildHost, Protocol):
 
     @property
     def interrupted(self) -> Interrupted:
-        """The runs that were stopped, and are taken up again after a pause."""
+        """The runs that were stopped, and are resumed after a pause."""
 
     @property
     def recent_ends(self) -> "RecentEnds":
-        """How children ended that were driven here."""
+        """The ends of children that were driven here."""
 
     @property
     def limits(self) -> Limits:
@@ -176,31 +176,31 @@ class RunHost(ChildHost, Protocol):
         """The code of a claimed run was stopped before its first rest, or in a replay. Anything else is raised."""
 
     def was_woken(self, run: str) -> bool:
-        """Tell whether something has arrived for a run since it was claimed."""
+        """Return True if a run has received a delivery since it was claimed."""
 
     def compare_later(self, run: str, comparing: Coroutine[Any, Any, None]) -> None:
-        """Let the outside of a run be compared while others are looked after."""
+        """Compare a run with the outside in the background."""
 
     def abandon(self, driver: "Driver") -> None:
-        """The outside of a run could not be compared: it is taken up again."""
+        """Resume a run whose outside could not be compared."""
 
     def note_driven(self, driver: "Driver") -> None:
-        """A run is driven here from now on."""
+        """Record that a run is driven here from now on."""
 
     def look_for_losses(self) -> set[str]:
-        """Have the runs held that have lost their tails, and return their ids."""
+        """Hold the runs that have lost their tails, and return their ids."""
 
     def note_gone(self, worker: str) -> None:
-        """Keep that a worker counts as gone, because `gone_after` is over."""
+        """Record that a worker counts as gone, because `gone_after` is over."""
 
     def take_again(self, driver: "Driver") -> None:
-        """The run leaves memory, and comes back from its history."""
+        """Evict a run, and resume it from its history."""
 
     def take_next(self, driver: "Driver") -> None:
-        """The run goes on with a fresh history."""
+        """Continue a run with its fresh history."""
 
     async def read(self, method: Callable[..., V], /, *args: Any, **named: Any) -> V:
-        """Ask the store: right here if it answers at once, else on a thread."""
+        """Call a method of the store: right here if it answers at once, else on a thread."""
 
     def read_then(
         self,
@@ -211,10 +211,10 @@ class RunHost(ChildHost, Protocol):
         /,
         *args: Any,
     ) -> None:
-        """Ask the store, and call back with the answer: now, or when it has come."""
+        """Call a method of the store, and call back with the answer: now, or when it has come."""
 
     def let_go(self, driver: "Driver", error: BaseException | None = None) -> None:
-        """The run has ended, is held, or is not ours any more."""
+        """Let go of a run that has ended, is held, or belongs to another worker."""
 
     def keys_changed(self, changes: "KeyChanges") -> None:
-        """A run has changed keys of effects. Whoever waits for them has that in its inbox."""
+        """Note that a run has changed keys of effects. The inboxes of waiting runs have that."""

@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into
 
 
 ROLLBACK: Final = "rollback"
-"""The name of a `cancel` delivery that wants what the run did undone as well."""
+"""The name of a `cancel` delivery that requests a rollback."""
 
 
 def cancel_in(delivery: Delivery) -> ev.CancelRequested:
-    """Return the request in a `cancel` delivery. A cancel is never lost, also if how it was asked for is damaged."""
+    """Return the request in a `cancel` delivery. A cancel is never lost, even if its details are damaged."""
     try:
         request = msgspec.json.decode(delivery.value, type=ev.CancelRequested)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -36,7 +36,7 @@ def cancel_in(delivery: Delivery) -> ev.CancelRequested:
 
 
 def rollback_in(delivery: Delivery) -> ev.RollbackRequested:
-    """Return the request in a rollback's delivery; if how it was asked for is damaged, one that allows nothing."""
+    """Return the request in a rollback's delivery; if its details are damaged, one that allows nothing."""
     try:
         request = msgspec.json.decode(delivery.value, type=ev.RollbackRequested)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -46,11 +46,11 @@ def rollback_in(delivery: Delivery) -> ev.RollbackRequested:
 
 
 def hold_in(delivery: Delivery) -> HoldReport:
-    """Return what a `hold` delivery asks for, also if how it was asked for is damaged."""
+    """Return the report for a `hold` delivery, even if its details are damaged."""
     try:
         return msgspec.json.decode(delivery.value, type=HoldReport)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return HoldReport("asked", "somebody asked for it, and how is damaged")
+        return HoldReport("asked", "it was requested, and the request's details are damaged")
 
 
 def first_hold(deliveries: Sequence[Delivery]) -> Delivery | None:
@@ -60,7 +60,7 @@ def first_hold(deliveries: Sequence[Delivery]) -> Delivery | None:
 
 
 class Told(NamedTuple):
-    """What the store says about deliveries, by their numbers: the ends of children, and who has a key that changed."""
+    """What the store says about deliveries, by their numbers: the ends of children, and the owners of changed keys."""
 
     ends: dict[int, ChildEnd | None]
     keys: dict[int, EffectRow | None]
@@ -70,7 +70,7 @@ NOTHING: Final = Told({}, {})
 
 
 def told_of(store: Store, deliveries: Sequence[Delivery], recent: RecentEnds) -> Told:
-    """Read what has to be known to take deliveries."""
+    """Read what is needed to take deliveries."""
     ends = {one.number: believable_end(store, one, recent) for one in deliveries if one.kind == "child"}
     keys = {one.number: store.effect(one.name) for one in deliveries if one.kind == "key"}
     return Told(ends, keys) if ends or keys else NOTHING
@@ -88,8 +88,8 @@ class Inbox:
     def take(self, deliveries: Sequence[Delivery], told: Told = NOTHING, *, fire: bool = True) -> None:
         """Take deliveries into the history. A timer that was due before one arrived comes first.
 
-        Without `fire` the code has ended and only the cancels matter: nothing is due. Nothing comes to rest here: what
-        is due by now comes first, and a run that remembers facts would leave memory before.
+        Without `fire` the code has ended and only the cancels matter: nothing is due. The run does not settle here:
+        what is due by now comes first, and a run that remembers facts would leave memory before.
         """
         driver = self._driver
         self._ends.update(told.ends)
@@ -103,7 +103,7 @@ class Inbox:
             if driver.is_over:
                 return
             self._taken.add(delivery.number)
-            if delivery.kind != "hold":  # that is consumed with the event of the hold, which may have to wait
+            if delivery.kind != "hold":  # a hold is consumed with its event, which may have to wait
                 driver.journal.attachments().consumed.append(delivery.number)
             crash_point("delivery.taken")
             _TAKE[delivery.kind](self, delivery)
@@ -124,7 +124,7 @@ class Inbox:
             return
         request = cancel_in(delivery)
         if self._driver.execution.is_undone and not request.now:
-            request.early = True  # it changes nothing, and what follows from the event before it stands behind it
+            request.early = True  # it changes nothing, and what follows from the event before it comes after it
             self._driver.record("cancel_requested", "", request)
             self._driver.writer.save(waited_for=False)
         elif self._driver.execution.cancel is None or request.now:
@@ -142,7 +142,7 @@ class Inbox:
             return
         raw, ref = self._driver.journal.pack(bytes(end.outcome) if end.status in ("completed", "failed") else b"")
         body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref, end.secret)
-        if end.budget is not None and end.budget.by == self._driver.run:  # else it is another run's to pay
+        if end.budget is not None and end.budget.by == self._driver.run:  # otherwise another run pays for it
             body.used, body.granted = end.budget.used, end.budget.granted or None
         self._driver.deliver("child_ended", "", body)
 

@@ -32,7 +32,9 @@ from everstep.stores.rows.queues import DEFAULT_QUEUE
 
 
 def hold_unit(app: "RunHost", row: RunRow, report: "HoldReport") -> Append:
-    """Return the unit that puts a claimed run on hold. A damaged history gets no event: nothing is added to it."""
+    """Return the unit that puts a claimed run on hold. A damaged history gets no event, because nothing is added to
+    it.
+    """
     journal = _silent_journal(row, max(app.clock.now(), row.updated_at))
     if report.reason != "damaged":
         try:
@@ -59,14 +61,14 @@ def _all_that_stays(app: "RunHost", run: str, calls: Calls) -> list[str]:
 
 
 def _silent_journal(row: RunRow, at: int) -> Journal:
-    """Return a journal for a unit without events: nothing is added to a damaged history."""
+    """Return a journal for a unit without events, because nothing is added to a damaged history."""
     return Journal(row.id, row.generation, row.head_seq, row.head_digest, at, b"")
 
 
 def bare_unit(
     row: RunRow, journal: Journal, change: RowChange, *, hold: HoldRow | None = None, consumed: Sequence[int] = ()
 ) -> Append:
-    """Return a unit written without running any code, which gives the run back."""
+    """Return a unit that gives the run back, without running any code."""
     assert may_become(row.status, change.status), f"{row.status} does not lead to {change.status}"
     unit = Append(
         run=row.id,
@@ -149,9 +151,9 @@ def _refuse_unfinished(hold: HoldRow, facts: Mapping[str, Any], history: Sequenc
 def _change_keys(
     app: "RunHost", journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None
 ) -> None:
-    """If a step that a person settled has a key: what was done is shared from now on; what was skipped frees it.
+    """Change the key of a step that a person settled: an outcome is shared from now on; a skip frees the key.
 
-    If it undoes a step with a key: what is undone frees that one, and what is skipped leaves it as it was.
+    If it compensates a step with a key: a completed compensation frees that key, and a skip leaves it as it was.
     """
     calls = Calls(history)
     settled = calls.current.get(call)
@@ -167,7 +169,7 @@ def _change_keys(
 
 
 def _is_secret(history: Sequence[Recorded], call: int) -> bool:
-    """Tell whether a step is one whose outcome is never shown."""
+    """Return True if the outcome of a step is never shown."""
     asking = ("step_started", "key_taken", "call_withheld")
     return any(event.kind in asking and event.body.call == call and event.body.secret for event in history)
 
@@ -194,7 +196,7 @@ def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -
 
 
 def standing_after(history: Sequence[Recorded], journal: Journal) -> bytes | None:
-    """Return how the budget of a run stands after what is recorded here without its code; None if it has none."""
+    """Return the budget of a run after what is recorded here without its code; None without a budget."""
     new = [
         Recorded(seq, kind, step, at, ev.decode_body(kind, body)) for seq, kind, step, at, body, _ in journal.unsaved
     ]
@@ -202,7 +204,7 @@ def standing_after(history: Sequence[Recorded], journal: Journal) -> bytes | Non
 
 
 def journal_of(app: "RunHost", row: RunRow) -> tuple[Journal, list[Recorded]]:
-    """Return the growing end of a claimed run's verified history, for a unit that is written without its code."""
+    """Return the journal of a claimed run's verified history, for a unit that is written without its code."""
     history = load_verified(app.store, row)
     at = max(app.clock.now(), history[-1].at)
     key = app.store.chain.key(history[0].body.chain, row.id)
@@ -210,10 +212,10 @@ def journal_of(app: "RunHost", row: RunRow) -> tuple[Journal, list[Recorded]]:
 
 
 def is_delayed(row: RunRow, at: int) -> bool:
-    """Tell whether a run was started with a delay and has not begun: nothing but its time makes it begin."""
+    """Return True if a run was started with a delay and has not begun: only its time makes it begin."""
     return row.status == "waiting" and row.head_seq == 1 and row.wake_at is not None and row.wake_at > at
 
 
 def is_unbegun(row: RunRow) -> bool:
-    """Tell whether a run waits in its queue and has never begun."""
+    """Return True if a run waits in its queue and has never begun."""
     return row.status == "queued" and row.head_seq == 1 and row.queue != DEFAULT_QUEUE and row.owner is None

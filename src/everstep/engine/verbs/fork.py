@@ -1,8 +1,8 @@
-"""`fork`: a new run that begins with what another one did up to an event, and goes on from there by itself.
+"""`fork`: a new run that begins with another run's events up to a point, and continues from there by itself.
 
-The events are copied and linked anew under the new id, in the transaction that creates the run: there is no half fork.
-The other run is not touched. What was copied is its doing: a fork never undoes it, and its keys stay its keys. From
-the fork on, everything that the code asks for has keys of the fork's own.
+The events are copied under the new id, with new digests, in the transaction that creates the run: there is no half
+fork. The other run is not touched. Copied effects belong to it: a fork never compensates them, and they keep their
+keys. From the fork on, everything that the code asks for has keys of the fork's own.
 """
 
 from collections.abc import Collection, Sequence
@@ -44,7 +44,7 @@ from everstep.model.ids import checked_run_id
 from everstep.stores.protocol import Existing, Needs, NewRun, Refused, RunRow, StartRun, Store
 
 NEWS: Final = frozenset({*OUTCOMES, "run_started", "run_retried"})
-"""The events that a fork can begin after."""
+"""The events after which a fork can begin."""
 STOPPING: Final = ("cancel_requested", "rollback_requested", "compensation_started")
 
 
@@ -55,7 +55,7 @@ def _of_others(calls: Calls) -> list[str]:
 
 
 def fork_point(run: str, history: Sequence[Recorded], at: int) -> int:
-    """Return the last event that a fork at an event keeps. Raises `Misuse` if there can be none there."""
+    """Return the last event that a fork at an event keeps. Raises `Misuse` if no fork is possible there."""
     if not 1 <= at <= len(history):
         raise Misuse(f"The run {run} has the events 1 to {len(history)}; at={at} is none of them.")
     calls, found, before, after = Calls(), 0, 0, 0
@@ -108,9 +108,9 @@ def _undone_before(run: str, generation: int, seq: int, histories: Sequence[Call
 def refuse_effects(
     run: str, at: int, generation: int, histories: Sequence[Sequence[Recorded]], store: Store, allowed: "Allowed"
 ) -> Relied:
-    """Raise `CrossesOnce` with all that a fork would do again or build upon, unless it was allowed.
+    """Raise `CrossesOnce` with everything that a fork would repeat or build upon, unless it was allowed.
 
-    Returns what keeps it from doing something again.
+    Returns what it relies on instead of repeating it.
     """
     relied = Relied(set(), set())
     if allowed is True:
@@ -146,11 +146,11 @@ def _text(one: Crossed, run: str) -> str:
 
 
 NOT_GIVEN: Final[Any] = ...
-"""Stands for an outcome that is left as it is: None is one that may be given."""
+"""Marks an outcome that stays as it is, because None is a possible outcome."""
 
 
 class Wanted(msgspec.Struct):
-    """What somebody wants of a fork."""
+    """The request for a fork."""
 
     run: str
     at: int
@@ -178,7 +178,7 @@ async def fork(app: Host, wanted: Wanted) -> str:
     _refuse_differences(app, new.row, copied, dict(new.payloads))
     crash_point("run.fork")
     verdict = await app.committer.submit(StartRun(new, Needs([row.id, *relied.runs], [*relied.keys])))
-    if isinstance(verdict, Refused):  # something was deleted since it was looked at
+    if isinstance(verdict, Refused):  # something was deleted since it was read
         return await fork(app, wanted)
     if isinstance(verdict, Existing) and not await app.read(_is_same, app, verdict.row, copied):
         raise IdConflict(f"The id {new.row.id} belongs to another run. Use another one.")
@@ -240,7 +240,7 @@ def _forked_run(
 
 
 def _new_id(app: Host, run: str, at: int) -> str:
-    """Return an id that nobody has, and that begins like the one of the run that is forked."""
+    """Return an unused id that begins like the id of the forked run."""
     return f"{run[:150]}-fork-{at // 1000:011x}{app.randomness.getrandbits(24):06x}"
 
 
@@ -254,7 +254,7 @@ def _started(
     wanted: Wanted,
     payloads: dict[str, bytes],
 ) -> ev.RunStarted:
-    """Return the fork's first event: that of the other run, with where it comes from."""
+    """Return the fork's first event: that of the other run, with the origin of the fork."""
     source: ev.RunStarted = history[0].body
     forked = Forked(row.id, generation, len(history), head.hex(), at, new_entropy(app.randomness))
     forked.earlier = [one for one in switches(source) if one[0] < len(history)]
@@ -264,7 +264,7 @@ def _started(
     changes["restored"] = restores_in(changes["life"])
     if len(history) == 1:
         changes["entropy"] = forked.entropy
-    if source.carried is not None:  # what older generations did is that run's to undo
+    if source.carried is not None:  # that run must undo what older generations did
         changes["carried"] = msgspec.structs.replace(source.carried, head="", undoable=[], uncompensated=[])
     if wanted.outcome is not NOT_GIVEN:
         forked.edited = "outcome"
@@ -278,7 +278,7 @@ def _started(
 
 
 def _noted(event: Recorded, started: ev.RunStarted) -> ev.Body:
-    """Return a copied event's body. What the other run noted of restored backups is what its copy knows of them."""
+    """Return a copied event's body. Records of restored backups become what the copy knows of them."""
     body: ev.Body = event.body
     if isinstance(body, ev.RunRestored):
         return ev.RunRestored(started.restored, started.life)
@@ -299,7 +299,7 @@ def _arguments(app: Host, workflow: str, args: Sequence[Any], payloads: dict[str
 
 
 def _edited(app: Host, run: str, event: Recorded, value: Any, payloads: dict[str, bytes]) -> tuple[str, ev.Body]:
-    """Return the outcome that takes the place of a recorded one."""
+    """Return the outcome that replaces a recorded one."""
     body = event.body
     raw, ref = _packed(app.codec.encode(value, ANY, "the outcome"), payloads)
     if event.kind in ("step_completed", "step_failed"):
@@ -360,7 +360,7 @@ def _published(history: Sequence[Recorded], payloads: dict[str, bytes]) -> bytes
 
 
 def _refuse_differences(app: Host, row: RunRow, copied: list[Recorded], payloads: dict[str, bytes]) -> None:
-    """Replay the code against what the fork begins with, if it is here. What does not agree is not begun."""
+    """Replay the code against the fork's beginning, if the code is here. A fork that does not match is not created."""
     if row.workflow not in DECLARED.names() or len(copied) == 1:
         return
     beside, workflow = _Beside(app.store, payloads), DECLARED.named(row.workflow)
@@ -378,7 +378,7 @@ def _refuse_differences(app: Host, row: RunRow, copied: list[Recorded], payloads
 
 
 class _Beside:
-    """A store as a replay sees it, with the payloads of a fork that is not there yet."""
+    """A store for a replay, with the payloads of a fork that does not exist yet."""
 
     def __init__(self, store: Any, payloads: dict[str, bytes]) -> None:
         self._store = store
@@ -392,7 +392,7 @@ class _Beside:
 
 
 def _is_same(app: Host, there: RunRow, copied: Sequence[Recorded]) -> bool:
-    """Tell whether a run that is there already is the fork that is wanted: somebody asks once more."""
+    """Return True if an existing run is the requested fork: the request was repeated."""
     wanted: ev.RunStarted = copied[0].body
     refuse_deleted(app.store, there)
     first = app.store.events(there.id, 1, only=[1])

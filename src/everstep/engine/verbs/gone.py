@@ -1,11 +1,11 @@
-"""A worker or a host that is gone for good: a person, or what looks after the machines, says so once.
+"""A worker or a host that is gone for good: a person, or a program that manages machines, declares it once.
 
 Nothing in a store proves that a process on another machine has ended. So a `once` step that it began is held although
-its probe says that it has not happened: the process might do it yet. Whoever knows that it cannot, because the machine
-is off or the container was removed, declares it gone. That is stored, with who said so and why. Its steps in doubt are
-then settled by their probes, also those of runs that are held already.
+its probe says that it has not happened: the process might still do it. A person who knows that it cannot, because the
+machine is off or the container was removed, declares it gone. That is stored, with the author and the reason. Its steps
+in doubt are then settled by their probes, also those of runs that are held already.
 
-What is declared must not be seen alive: one that has a lease is refused. Its runs get new epochs in the same
+A declared worker must not be seen alive: one that has a lease is refused. Its runs get new epochs in the same
 transaction, so a worker that lives all the same writes nothing more and begins nothing more; it stops, and says why.
 """
 
@@ -27,12 +27,12 @@ log = logger("everstep.worker")
 
 
 class Gone(NamedTuple):
-    """What a declaration concerned."""
+    """The effects of a declaration."""
 
     kind: GoneKind
     name: str
     workers: list[str]
-    """Workers of that name or host which had a row or runs, and are fenced now."""
+    """Workers of that name or host that had a row or runs, and are fenced now."""
     asked: list[str]
     """Runs that were held because of it: their probes are asked again."""
 
@@ -107,7 +107,7 @@ def _holds_of(store: Store, kind: GoneKind, name: str, at: int) -> list[HoldRow]
 
 
 async def _ask_probes(app: Host, gone: GoneRow) -> list[str]:
-    """Let held runs go on by asking their probes. Those that are held meanwhile are found in the next round."""
+    """Continue held runs by asking their probes. Those that are held meanwhile are found in the next round."""
     asked: dict[str, None] = {}
     note = f"{gone.kind} {gone.name} was declared gone: {gone.note}"
     while True:
@@ -120,6 +120,6 @@ async def _ask_probes(app: Host, gone: GoneRow) -> list[str]:
             try:
                 await resolve(app, hold.run, "probe", hold=hold.id, value=None, note=note, by=gone.by)
             except (HoldConflict, RunActive):
-                continue  # somebody else has decided about it just now
+                continue  # another decision came first
     holds = await app.read(app.store.holds, open_only=False)
     return list(dict.fromkeys(hold.run for hold in holds if hold.id in asked))
