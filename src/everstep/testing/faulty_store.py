@@ -1,6 +1,6 @@
 """A store whose methods fail when a test wants it: before they do anything, or after they have done it.
 
-    store = FaultyStore(MemoryStore())
+    store = FaultyStore(open_store("memory:"))
     store.fail("commit", after=True, error=StoreFailed("the reply was lost"))
     app = App(store.as_store())
 
