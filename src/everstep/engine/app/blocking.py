@@ -356,7 +356,9 @@ class BlockingRun(Generic[T]):
 
     def stream(self, name: str, *, after: int = 0) -> Iterator[Entry]:
         """See `Run.stream`."""
-        entries = self._run.stream(name, after=after)
+        return self._entries(self._run.stream(name, after=after))
+
+    def _entries(self, entries: AsyncIterator[Entry]) -> Iterator[Entry]:
         while True:
             try:
                 yield self._app.wait(_next(entries))
