@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final, Protocol, final
 
+from everstep.engine.code.stops import EXITS, pass_on
 from everstep.errors import Misuse, StoreBusy, StoreError
 from everstep.model.untrusted import logger
 from everstep.stores.brief import Busy
@@ -110,7 +111,7 @@ class Committer:
         self._is_settling = False
         self._closed = False
         self._seconds = 0.0
-        self._batches: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[list[list[_Entry]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._idle: asyncio.Future[None] | None = None
 
@@ -184,6 +185,7 @@ class Committer:
                     unit = entry.unit()
                 except BaseException as error:  # noqa: BLE001  # it reaches this run alone
                     self._let_stumble(entry, error)
+                    pass_on(error, self._loop)  # a signal that ends the process does so when the others are committed
                     continue
                 if unit is not None:
                     batch.append((entry, unit))
@@ -210,12 +212,16 @@ class Committer:
     def _commit_elsewhere(self, batch: list[_Entry]) -> None:
         """Commit on the committer's thread."""
         self._busy = True
+        box = [batch]
         try:
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="everstep-committer", daemon=True)
                 thread.start()
                 self._thread, self._is_threadless = thread, False
-            self._batches.put(batch)
+            self._batches.put(box)
+        except EXITS:
+            self._batches.put(box)  # a signal: if it came after that, the thread finds the box empty
+            raise
         except (RuntimeError, MemoryError) as error:
             if not self._is_threadless:
                 self._is_threadless = True
@@ -238,8 +244,10 @@ class Committer:
 
     def _work(self) -> None:
         """The committer's thread."""
-        while (batch := self._batches.get()) is not None:
-            began = time.perf_counter()
+        while (box := self._batches.get()) is not None:
+            if not box:
+                continue
+            batch, began = box.pop(), time.perf_counter()
             try:
                 verdicts = self.store.commit(list(map(_operation_of, batch)))
             except BaseException as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
@@ -340,6 +348,7 @@ class Committer:
                     self._let_stumble(target, error, is_own=False)
             except BaseException as raised:  # noqa: BLE001  # it reaches this run alone
                 self._let_stumble(target, raised)
+                pass_on(raised, self._loop)
         if self._stalled:
             self._wait_for_room(error)
             self._now_idle()
@@ -360,9 +369,13 @@ class Committer:
             self._idle.set_result(None)
 
     async def drained(self) -> None:
-        """Wait until everything queued is durable (or, on a full disk, until it cannot be for now)."""
+        """Wait until everything that came in is durable (or, on a full disk, until it cannot be for now).
+
+        A signal whose handler raises may have cut off the flush that was wanted, before it began: so it is wanted anew.
+        """
         while (self._queue or self._busy) and not self.full:
             self._idle = self._loop.create_future()
+            self._flush_soon = False
             self._soon()
             await self._idle
 
