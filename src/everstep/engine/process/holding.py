@@ -43,7 +43,7 @@ class Holding:
             app.want(row.id)  # it is taken up again, and held then
             raise
         if not isinstance(verdict, Accepted):
-            app.watchers.look_again(row.id)  # somebody else drives it, and what looked wrong was their progress
+            app.watchers.look_again(row.id)  # another process drives it, and what looked wrong was its progress
             return
         app.held(unit.hold)
         app.watchers.tell(row.id, "held", None)

@@ -36,13 +36,13 @@ class Process(BackgroundHost, Protocol):
         """Within the block a run is not taken up."""
 
     def want(self, run: str) -> None:
-        """Remember a run that should be driven here as soon as nobody else does."""
+        """Remember a run that is to be driven here once no other process drives it."""
 
     def cannot_take_up(self, run: str) -> None:
         """Leave a run alone from now on, until it was repaired."""
 
     def held(self, hold: HoldRow | None) -> None:
-        """Tell whoever should know that a run is held."""
+        """Log that a run is held, and notify of it."""
 
     def ended_without_code(self, run: str, status: Status) -> None:
         """A run has ended, and its code did not run."""

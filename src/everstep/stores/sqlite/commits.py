@@ -58,7 +58,7 @@ class Writer:
             done, verdicts = self._attempt(operations, patient)
             if not done:
                 verdicts = self._commit_singly(operations)
-            if (trouble := self._identity.look(patient=patient)) is not None:
+            if (patient or self._identity.is_left) and (trouble := self._identity.look()) is not None:
                 self._failure = trouble
                 raise trouble
             return verdicts

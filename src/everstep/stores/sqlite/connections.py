@@ -177,24 +177,21 @@ class Identity:
         found = {name: _identity(name) for name in (path, f"{path}-wal", f"{path}-shm")}
         self._files = {name: there for name, there in found.items() if there}  # a VFS may have others
         self._next_look = clock() + LOOK_SECONDS
-        self._is_left = False
-        """Whether a thread was asked to look."""
+        self.is_left = False
+        """Whether a thread was asked to look, and has not: perhaps there is none."""
 
     def is_left_to_a_thread(self) -> bool:
         """Tell whether it is time to look, and a thread that may wait should: said once, for there may be no thread."""
-        is_left, self._is_left = self._is_left, self._clock() >= self._next_look
-        return self._is_left and not is_left
+        was_left, self.is_left = self.is_left, self._clock() >= self._next_look
+        return self.is_left and not was_left
 
-    def look(self, *, now: bool = False, patient: bool = True) -> StoreMoved | None:
-        """Return what is wrong, if it is: looked at once a second at most, unless it must be known `now`.
-
-        A caller that is not `patient` must not wait for files: it looks only if no thread has done so for it.
-        """
+    def look(self, *, now: bool = False) -> StoreMoved | None:
+        """Return what is wrong, if it is: looked at once a second at most, unless it must be known `now`."""
         at = self._clock()
-        if not now and (at < self._next_look or not (patient or self._is_left)):
+        if at < self._next_look and not now:
             return None
         self._next_look = at + LOOK_SECONDS
-        self._is_left = False
+        self.is_left = False
         for name, there in self._files.items():
             found = _identity(name)
             if found is not None and found != there:
