@@ -7,8 +7,8 @@ from rich.table import Table
 
 from everstep.cli.drawing import abridged
 from everstep.cli.terminal import add_fitted, print_rows, styled
-from everstep.cli.timeline_rows import Row
 from everstep.cli.watching import _drawn
+from everstep.view.timeline import Row
 
 ID = "order-2026-11-16-of-a-customer-with-a-long-name"
 

@@ -6,7 +6,6 @@ import pytest
 
 import everstep
 from everstep import Live, step, workflow
-from everstep.cli.timeline import timeline_of
 from everstep.effects import saga as declared
 from everstep.engine.history.verify import verify_now
 from everstep.errors import CompensationBegun, Misuse, RunCancelled
@@ -15,6 +14,7 @@ from everstep.model.digests import step_key
 from everstep.model.events import decode_body
 from everstep.stores.rows.keys import EffectFilter
 from everstep.testing.checker import check, export_histories
+from everstep.view.timeline import timeline_of
 from tests.engine.resume_helpers import Gate, Machine, scenario
 
 NOTES: list[str] = []

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
 
 from everstep.engine.app.app import App
-from everstep.engine.app.handles import Run, Verification
+from everstep.engine.app.handles import Run
 from everstep.engine.code.workflow import OnExisting
 from everstep.engine.history.verify import Event
 from everstep.engine.process.retention import Collected
@@ -19,6 +19,7 @@ from everstep.engine.verbs.repair import Repair
 from everstep.engine.verbs.schedules import Moment, Schedule, Scheduled
 from everstep.engine.verbs.streams import Entry, entries_now
 from everstep.engine.verbs.transfer import Exported, Imported
+from everstep.engine.verbs.verify import Verification
 from everstep.errors import Misuse
 from everstep.model.ids import checked_run_id
 from everstep.model.status import Status
