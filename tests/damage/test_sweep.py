@@ -20,20 +20,7 @@ from everstep.engine.run.resume import replay
 from everstep.engine.verbs.verify import every_run, strays, verify_run
 from everstep.errors import Damaged, RunCancelled, UnknownRun
 from everstep.stores.protocol import RunRow, Store
-from tests.damage.subject import (
-    CANCELLED,
-    DONE,
-    ENDED,
-    FAILED,
-    NOTES,
-    OPEN,
-    RESULT,
-    Cell,
-    File,
-    bits_of,
-    copy_of,
-    flip,
-)
+from tests.damage.subject import CANCELLED, DONE, ENDED, FAILED, NOTES, OPEN, RESULT, Cell, File, bits_of, copy_of, flip
 
 EVENT_COLUMNS = ("run", "generation", "seq", "kind", "step", "at", "body", "digest")
 PAYLOAD_COLUMNS = ("run", "digest", "value")

@@ -16,12 +16,7 @@ from everstep.cli.drawing import counts_text
 from everstep.cli.migrating import file_of, schema_version
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.opening import line_to_paste, reading, store_options
-from everstep.cli.terminal import (
-    clean,
-    console,
-    say_json,
-    styled,
-)
+from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.errors import Error
 from everstep.stores.opening import default_url, is_postgres
 from everstep.stores.protocol import Store, WorkerRow

@@ -5,12 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from everstep.cli.terminal import (
-    add_fitted,
-    clean,
-    shortened,
-    styled,
-)
+from everstep.cli.terminal import add_fitted, clean, shortened, styled
 from everstep.model.status import STATUSES
 from everstep.view.timeline import Row
 from everstep.view.words import between, error_line

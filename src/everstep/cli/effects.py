@@ -6,21 +6,8 @@ from typing import Any, Final
 import click
 
 from everstep.cli.arguments import decoded_json
-from everstep.cli.opening import (
-    acting,
-    line_to_paste,
-    reading,
-    store_options,
-    user_name,
-)
-from everstep.cli.terminal import (
-    add_fitted,
-    clean,
-    console,
-    say_json,
-    shortened,
-    styled,
-)
+from everstep.cli.opening import acting, line_to_paste, reading, store_options, user_name
+from everstep.cli.terminal import add_fitted, clean, console, say_json, shortened, styled
 from everstep.errors import Misuse
 from everstep.view.keys import KEY_STATES, KeyView, key_view, key_views
 from everstep.view.store import place_of

@@ -9,12 +9,7 @@ import click
 from everstep.cli.arguments import decoded_json
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options
 from everstep.cli.resolving import is_served_here
-from everstep.cli.terminal import (
-    clean,
-    json_text,
-    say_json,
-    say_json_line,
-)
+from everstep.cli.terminal import clean, json_text, say_json, say_json_line
 from everstep.codec import Codec
 from everstep.engine.app.app import App
 from everstep.engine.verbs.streams import Entry, entries_now

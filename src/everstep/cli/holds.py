@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from everstep.cli.opening import existing_run, reading, store_options
-from everstep.cli.terminal import (
-    arguments_text,
-    clean,
-    console,
-    moment,
-    say_json,
-    styled,
-    to_paste,
-)
+from everstep.cli.terminal import arguments_text, clean, console, moment, say_json, styled, to_paste
 from everstep.view.holds import HoldView, hold_views
 from everstep.view.store import place_of
 from everstep.view.words import between

@@ -6,12 +6,7 @@ import click
 import msgspec
 
 from everstep.cli.drawing import counts_text, status_text
-from everstep.cli.opening import (
-    existing_run,
-    line_to_paste,
-    reading,
-    store_options,
-)
+from everstep.cli.opening import existing_run, line_to_paste, reading, store_options
 from everstep.cli.tags import parsed_tags
 from everstep.cli.terminal import (
     arguments_text,

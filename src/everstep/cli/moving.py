@@ -6,12 +6,7 @@ from typing import Any, Literal
 import click
 
 from everstep.cli.mistakes import EXIT_DONE
-from everstep.cli.opening import (
-    acting,
-    line_to_paste,
-    store_options,
-    user_name,
-)
+from everstep.cli.opening import acting, line_to_paste, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app.app import App
 from everstep.engine.app.opening import default_on_hold

@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from everstep.cli.drawing import MARKS
 from everstep.cli.opening import line_to_paste
-from everstep.cli.terminal import (
-    arguments_text,
-    clean,
-    clock_time,
-    console,
-    moment,
-    shortened,
-    styled,
-)
+from everstep.cli.terminal import arguments_text, clean, clock_time, console, moment, shortened, styled
 from everstep.engine.code.step_state import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
 from everstep.model.exchange_events import APPROVAL

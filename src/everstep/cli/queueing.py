@@ -6,14 +6,7 @@ from typing import Any, Final, Literal
 import click
 
 from everstep.cli.opening import acting, line_to_paste, reading, store_options
-from everstep.cli.terminal import (
-    add_fitted,
-    clean,
-    console,
-    say_json,
-    shortened,
-    styled,
-)
+from everstep.cli.terminal import add_fitted, clean, console, say_json, shortened, styled
 from everstep.engine.verbs.queues import change, changes_of, existing
 from everstep.errors import Misuse
 from everstep.view.store import SHOWN_MAX, place_of, queue_views

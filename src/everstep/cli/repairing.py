@@ -7,14 +7,7 @@ from typing import Any
 import click
 
 from everstep.cli.mistakes import EXIT_DONE
-from everstep.cli.opening import (
-    acting,
-    existing_run,
-    line_to_paste,
-    reading,
-    store_options,
-    user_name,
-)
+from everstep.cli.opening import acting, existing_run, line_to_paste, reading, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.history.damage import UnseenStep

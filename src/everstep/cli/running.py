@@ -14,13 +14,7 @@ from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.opening import line_to_paste, store_options
 from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, Watcher
 from everstep.cli.tags import parsed_tags
-from everstep.cli.terminal import (
-    clean,
-    console,
-    json_text,
-    say_json,
-    styled,
-)
+from everstep.cli.terminal import clean, console, json_text, say_json, styled
 from everstep.engine.app.app import App
 from everstep.engine.app.opening import default_on_hold
 from everstep.engine.code.workflow import ON_EXISTING, Workflow

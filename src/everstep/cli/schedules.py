@@ -9,23 +9,10 @@ import click
 
 from everstep.cli.arguments import decoded_arguments, decoded_json
 from everstep.cli.collecting import Age
-from everstep.cli.opening import (
-    acting,
-    line_to_paste,
-    store_options,
-    user_name,
-)
+from everstep.cli.opening import acting, line_to_paste, store_options, user_name
 from everstep.cli.resolving import is_served_here
 from everstep.cli.tags import parsed_tags
-from everstep.cli.terminal import (
-    add_fitted,
-    arguments_text,
-    clean,
-    console,
-    say_json,
-    shortened,
-    styled,
-)
+from everstep.cli.terminal import add_fitted, arguments_text, clean, console, say_json, shortened, styled
 from everstep.engine.app.app import App
 from everstep.engine.verbs.schedules import Scheduled
 from everstep.errors import Misuse

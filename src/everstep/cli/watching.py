@@ -7,13 +7,7 @@ import click
 
 from everstep.cli.drawing import status_text
 from everstep.cli.opening import reading, store_options
-from everstep.cli.terminal import (
-    clean,
-    console,
-    say_json,
-    shortened,
-    styled,
-)
+from everstep.cli.terminal import clean, console, say_json, shortened, styled
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import Store
 from everstep.view.store import StoreView, store_view

@@ -6,14 +6,7 @@ from typing import Any
 import click
 
 from everstep.cli.opening import acting, reading, user_name
-from everstep.cli.terminal import (
-    add_fitted,
-    clean,
-    console,
-    say_json,
-    shortened,
-    styled,
-)
+from everstep.cli.terminal import add_fitted, clean, console, say_json, shortened, styled
 from everstep.view.store import WorkerView, place_of, worker_view
 from everstep.view.words import between
 

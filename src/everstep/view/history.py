@@ -7,6 +7,7 @@ import msgspec
 from everstep.engine.history.verify import Event, public_events, refuse_generation
 from everstep.model.events import EventRow
 from everstep.stores.protocol import RunRow, Store
+from everstep.view.fields import made_of
 
 
 class Archived(msgspec.Struct, omit_defaults=True):
@@ -33,7 +34,7 @@ def archived_of(store: Store, run: str) -> list[Archived]:
     """Return what was archived of a run. What is secret, or cannot be read, is not shown."""
     found = []
     for row in store.archived(run):
-        one = Archived(row.what, row.generation, row.seq, row.why, row.at)
+        one = made_of(Archived, row)
         if row.what == "event":
             columns = row.columns()
             event = EventRow(row.seq, str(columns["kind"]), str(columns["step"]), 0, columns["body"], b"")

@@ -7,6 +7,7 @@ import msgspec
 from everstep.engine.run.holds import hold_facts
 from everstep.stores.protocol import HoldRow, Store
 from everstep.stores.rows.notifications import NotificationRow
+from everstep.view.fields import made_of
 from everstep.view.store import living_workers
 from everstep.view.words import between
 
@@ -93,6 +94,6 @@ def notices_of(store: Store, run: str | None = None) -> dict[str, list[Notice]]:
     served = {target for one in living_workers(store) for target in one.targets} if rows else set()
     found: dict[str, list[Notice]] = {}
     for row in rows:
-        facts = (row.target, row.state, row.attempts, row.next_at, row.last_error)
-        found.setdefault(row.hold, []).append(Notice(*facts, row.target in served, row.claimed_by is not None))
+        notice = made_of(Notice, row, is_served=row.target in served, is_claimed=row.claimed_by is not None)
+        found.setdefault(row.hold, []).append(notice)
     return found

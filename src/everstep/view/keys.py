@@ -12,6 +12,7 @@ from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
 from everstep.stores.protocol import Store
 from everstep.stores.rows.keys import STATES, UNSETTLED, EffectFilter, EffectRow
+from everstep.view.fields import made_of
 from everstep.view.plain import payload_json
 
 IN_DOUBT: Final = "in-doubt"
@@ -107,22 +108,7 @@ def key_view(store: Store, row: EffectRow) -> KeyView:
         except ChainKeyMissing:
             preview = "not verified: the chain key is missing"
     outcome = HIDDEN if row.secret else payload_json(payload or b"[null]")
-    return KeyView(
-        key=row.key,
-        state=state_of(store, row),
-        step=row.step,
-        effect=row.effect,
-        run=row.run,
-        generation=row.generation,
-        seq=row.seq,
-        run_status=owner.status if owner is not None else None,
-        round=row.round,
-        begun_at=row.begun_at,
-        changed_at=row.changed_at,
-        by=row.by,
-        note=row.note,
-        outcome=outcome if row.state == "done" else None,
-        waiting=[run for run, _ in store.waiters(row.key)],
-        is_undoing=row.state == "undoing",
-        preview=row.note if row.state == "undoing" else preview,
-    )
+    facts: dict[str, Any] = {"state": state_of(store, row), "run_status": owner.status if owner is not None else None}
+    facts |= {"outcome": outcome if row.state == "done" else None, "is_undoing": row.state == "undoing"}
+    facts |= {"waiting": [run for run, _ in store.waiters(row.key)]}
+    return made_of(KeyView, row, preview=row.note if row.state == "undoing" else preview, **facts)

@@ -9,10 +9,10 @@ from everstep.engine.run.holds import command_line
 from everstep.errors import Damaged, NotReadable
 from everstep.graph.story import EdgeStory, NodeStory
 from everstep.model.accounts import ROOT, as_facts
-from everstep.model.forked import Forked
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
 from everstep.stores.rows.keys import UNSETTLED
+from everstep.view.fields import made_of
 from everstep.view.holds import HoldView, hold_view
 from everstep.view.keys import state_of
 from everstep.view.money import amounts_text, budget_text, standing_of
@@ -90,6 +90,10 @@ class GraphView(msgspec.Struct):
     under_way: list[str]
 
 
+TOLD = ("steps", "crashes", "patches", "checkpoints", "rolled_back", "is_undone", "error", "started_at", "last_at")
+"""The fields that are as the timeline has them."""
+
+
 class RunView(RunSummary, kw_only=True):
     """A run, as `everstep show --json` says it."""
 
@@ -142,41 +146,31 @@ def run_view(store: Store, row: RunRow, url: str | None = None, timeline: Timeli
     timeline = timeline or timeline_of(store, row.id, row.generation)
     story, forked, accounts, now = timeline.graph, timeline.forked, timeline.accounts, store.now()
     under_way = [] if story is None or row.status == "completed" else story.under_way
-    return RunView(
+    return made_of(
+        RunView,
+        row,
         **facts_of(row),
+        **{name: getattr(timeline, name) for name in TOLD},
         store=place_of(store),
         completed_steps=timeline.completed_steps(),
         attempts={step.name: len(step.attempts) for step in timeline.steps},
-        steps=timeline.steps,
         others=[one for one in timeline.rows if one.kind != "step"],
-        crashes=timeline.crashes,
         waits_for=_waits(store, row, timeline, url) if row.status == "waiting" else [],
         holds=[hold_view(hold, url) for hold in store.holds(run=row.id)],
-        children=[ChildView(child.id, child.status) for child in store.children(row.id)],
+        children=[made_of(ChildView, child) for child in store.children(row.id)],
         undelivered=_undelivered(store, row),
-        patches=timeline.patches,
         graph=GraphView(story.name, story.nodes(), story.edges(), under_way) if story is not None else None,
         streams=dict(store.streams(row.id, row.generation)),
-        checkpoints=timeline.checkpoints,
-        rolled_back=timeline.rolled_back,
-        is_undone=timeline.is_undone,
-        forked=_forked_from(forked) if forked is not None else None,
+        forked=made_of(ForkedFrom, forked) if forked is not None else None,
         compensations={step.name: step.undone for step in timeline.compensations()},
         used=as_facts(accounts.parts[ROOT].used) if accounts is not None else {},
         used_by_step={name: as_facts(one) for name, one in accounts.by_step.items()} if accounts is not None else {},
         budget_text=_budget_text(row, timeline, now),
         result=payload_json(row.outcome or b"[null]") if row.status == "completed" else None,
-        error=timeline.error,
         problem=_problem(store, row.id),
         is_unserved=bool(unserved_among(store, [row])),
-        started_at=timeline.started_at,
-        last_at=timeline.last_at,
         now=now,
     )
-
-
-def _forked_from(one: Forked) -> ForkedFrom:
-    return ForkedFrom(one.run, one.generation, one.seq, one.at, one.edited, one.by, one.note, one.origin)
 
 
 def _problem(store: Store, run: str) -> str:
@@ -192,7 +186,7 @@ def _problem(store: Store, run: str) -> str:
 def _undelivered(store: Store, row: RunRow) -> list[Undelivered]:
     sent = store.signals(row.id) if row.status in ENDED else ()
     lost = [one for one in sent if one.state == "undelivered" and one.kind in ("signal", "request")]
-    return [Undelivered(one.kind, one.name, one.id) for one in lost]
+    return [made_of(Undelivered, one) for one in lost]
 
 
 def _budget_text(row: RunRow, timeline: Timeline, now: int) -> str:

@@ -1,6 +1,7 @@
 """A store at one moment: its workers, its queues, what runs, what is held, and which runs no worker serves."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -9,6 +10,7 @@ from everstep.model.status import ENDED
 from everstep.stores.protocol import RunFilter, RunRow, Store, WorkerRow
 from everstep.stores.rows.queues import QueueCount, QueueRow, SlotRow, tokens
 from everstep.stores.sqlite.liveness import LiveLocks
+from everstep.view.fields import made_of
 from everstep.view.words import between
 
 SHOWN_MAX = 20
@@ -61,25 +63,11 @@ class WorkerView(msgspec.Struct, kw_only=True):
 def worker_view(row: WorkerRow) -> WorkerView:
     """Return a worker as its row describes it."""
     about = read_about(row)
-    return WorkerView(
-        id=row.id,
-        pid=row.pid,
-        host=row.host,
-        started_at=row.started_at,
-        lease_until=abs(row.lease_until),
-        is_late=not row.has_lease,
-        draining=about.draining,
-        runs=about.runs,
-        running=about.running,
-        concurrency=about.concurrency,
-        saturation=round(about.running / about.concurrency, 3) if about.concurrency else None,
-        recovers=about.recovers,
-        queues=about.queues,
-        left=about.left,
-        not_claiming=about.not_claiming,
-        troubles=about.troubles,
-        workflows={name: version for name, (version, *_) in about.workflows.items()},
-    )
+    facts: dict[str, Any] = {"id": row.id, "pid": row.pid, "host": row.host, "started_at": row.started_at}
+    facts |= {"lease_until": abs(row.lease_until), "is_late": not row.has_lease}
+    facts["saturation"] = round(about.running / about.concurrency, 3) if about.concurrency else None
+    facts["workflows"] = {name: version for name, (version, *_) in about.workflows.items()}
+    return made_of(WorkerView, about, **facts)
 
 
 def living_workers(store: Store) -> list[WorkerRow]:
@@ -163,18 +151,10 @@ def queue_views(store: Store, only: str | None = None) -> list[QueueView]:
         if only not in (None, name):
             continue
         count, taken = counts.get(name, QueueCount(name)), [slot for slot in slots if slot.name == name]
-        one = QueueView(
-            name=name,
-            kind=kind,
-            paused=row.paused,
-            concurrency=row.concurrency,
-            per_worker=row.per_worker,
-            per_key=row.per_key,
-            rate=row.rate,
-            seconds=row.seconds if row.rate is not None else None,
-            tokens=tokens(row, now) if row.rate is not None else None,
-            begun=count.begun if kind == "queue" else len(taken),
-        )
+        facts: dict[str, Any] = {"begun": count.begun if kind == "queue" else len(taken)}
+        facts["seconds"] = row.seconds if row.rate is not None else None
+        facts["tokens"] = tokens(row, now) if row.rate is not None else None
+        one = made_of(QueueView, row, **facts)
         if kind == "queue":
             one.waiting, one.delayed, one.oldest_at = count.waiting, count.delayed, count.oldest_at
             one.next = _next(store, name) if only is not None else None
@@ -245,10 +225,10 @@ def store_view(store: Store, before: StoreView | None = None) -> StoreView:
         runs=store.counts(),
         workers=[worker_view(row) for row in store.workers()],
         running=[
-            RunningView(row.id, row.workflow, row.current_step, row.owner, row.head_seq, row.updated_at) for row in rows
+            made_of(RunningView, row, step=row.current_step, worker=row.owner, events=row.head_seq) for row in rows
         ],
         queues=queue_views(store),
-        holds=[OpenHold(one.id, one.run, one.reason, one.step, one.created_at) for one in holds[:SHOWN_MAX]],
+        holds=[made_of(OpenHold, one) for one in holds[:SHOWN_MAX]],
         open_holds=len(holds),
     )
     view.rates = _rates(view, before) if before is not None else None

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from everstep.stores.protocol import RunRow
+from everstep.view.fields import made_of
 from everstep.view.money import budget_facts
 from everstep.view.plain import payload_json
 
@@ -36,16 +37,13 @@ class RunSummary(msgspec.Struct, kw_only=True):
 
 def summary_of(row: RunRow) -> RunSummary:
     """Return what a run's row says."""
-    return RunSummary(**facts_of(row))
+    return made_of(RunSummary, row, **facts_of(row))
 
 
 def facts_of(row: RunRow) -> dict[str, Any]:
-    """Return the fields of a summary."""
-    facts: dict[str, Any] = {"id": row.id, "workflow": row.workflow, "version": row.version, "status": row.status}
-    facts |= {"generation": row.generation, "current_step": row.current_step, "parent": row.parent, "tags": row.tags}
-    facts |= {"queue": row.queue, "priority": row.priority, "arguments": row.preview, "events": row.head_seq}
-    facts |= {"created_at": row.created_at, "updated_at": row.updated_at, "ended_at": row.ended_at}
-    return facts | {"wake_at": row.wake_at, "published": published_of(row), "budget": budget_facts(row)}
+    """Return what a summary has under other names than the row, or in another form."""
+    facts: dict[str, Any] = {"arguments": row.preview, "events": row.head_seq}
+    return facts | {"published": published_of(row), "budget": budget_facts(row)}
 
 
 def published_of(row: RunRow) -> dict[str, Any]:

@@ -20,16 +20,7 @@ from everstep.engine.verbs.approve import Approval
 from everstep.engine.verbs.runs import held_error
 from everstep.engine.verbs.streams import Entry, read_stream
 from everstep.engine.verbs.verify import Verification, verify_run
-from everstep.errors import (
-    Damaged,
-    Misuse,
-    NotDecodable,
-    RunCancelled,
-    RunFailed,
-    RunHeld,
-    UnknownRun,
-    UnknownWorkflow,
-)
+from everstep.errors import Damaged, Misuse, NotDecodable, RunCancelled, RunFailed, RunHeld, UnknownRun, UnknownWorkflow
 from everstep.model.ids import checked_name
 from everstep.model.options import checked_flag, checked_whole
 from everstep.model.status import ENDED, Status
