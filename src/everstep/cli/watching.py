@@ -90,7 +90,7 @@ def _drawn(view: StoreView) -> Any:
                 (
                     one.name,
                     one.begun,
-                    one.waiting or "0" * (one.kind == "queue"),
+                    "" if one.waiting is None else one.waiting,
                     "paused" if one.paused else one.limits,
                 )
                 for one in view.queues

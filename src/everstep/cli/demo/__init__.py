@@ -125,12 +125,8 @@ class Screen:
         from rich.padding import Padding
 
         now = self._stage.died_at or self._stage.store.now()
-        return Padding(
-            draw_timeline(
-                self._stage.timeline.rows, self._stage.timeline.started_at, now=now, width=self._console.width
-            ),
-            (1, 0, 0, 0),
-        )
+        timeline, width = self._stage.timeline, self._console.width
+        return Padding(draw_timeline(timeline.rows, timeline.started_at, now=now, width=width), (1, 0, 0, 0))
 
     def close(self) -> None:
         """Leave the finished timeline on the screen."""
