@@ -28,7 +28,6 @@ from everstep.effects.step import Step
 from everstep.effects.transaction import TransactionStep
 from everstep.engine.app.blocking import BlockingApp, BlockingRun, BlockingSchedule
 from everstep.engine.app.client import BlockingClient, Connecting
-from everstep.engine.app.handles import Verification
 from everstep.engine.app.opening import Opening
 from everstep.engine.code.api import Child, Current
 from everstep.engine.code.budget_block import Part
@@ -39,6 +38,7 @@ from everstep.engine.history.verify import Event
 from everstep.engine.verbs.repair import Repair
 from everstep.engine.verbs.schedules import Scheduled
 from everstep.engine.verbs.streams import Entry
+from everstep.engine.verbs.verify import Verification
 from everstep.model import events, status
 from everstep.model.budgets import Left
 from everstep.stores.protocol import HoldRow, RunRow

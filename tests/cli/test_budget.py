@@ -1,7 +1,7 @@
 """What the command line says about budgets, and how a person grants more."""
 
-from everstep.cli.money import amounts_text, dollars
 from everstep.model.budgets import Amounts, Charge, Limits
+from everstep.view.money import amounts_text, dollars
 from tests.cli.conftest import Folder
 
 PROGRAM = """

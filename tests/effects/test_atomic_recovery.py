@@ -12,10 +12,10 @@ import pytest
 
 import everstep
 from everstep import Fatal, Retry, transaction, workflow
-from everstep.cli.timeline import timeline_of
 from everstep.effects import atomic
 from everstep.effects.databases import STORE, SqliteFile
 from everstep.errors import RunCancelled, RunFailed, RunHeld, StepTimedOut
+from everstep.view.timeline import timeline_of
 from tests.effects.shops import Shop, Stop, Troubled, store_rows
 from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw, open_sqlite

@@ -44,6 +44,7 @@ class Author:
         self.names: dict[int, str] = {}
         self.failed: dict[int, int] = {}
         """Failed steps, and the events that say so."""
+        self.failed_children: dict[int, int] = {}
         self.given_up: dict[int, ev.StepStarted] = {}
         """Steps that had begun and whose outcome the code no longer waits for."""
         self.expected: list[Expected] = []
@@ -153,7 +154,8 @@ class Author:
             number = self.one_of(self.children)
             self.children.remove(number)
             status = self.draw(st.sampled_from(["completed", "failed", "refused"]))
-            self.add("child_ended", ev.ChildEnded(number, "run", status, 1), "w")
+            seq = self.add("child_ended", ev.ChildEnded(number, "run", status, 1), "w")
+            self.failed_children |= {number: seq} if status == "failed" else {}
         elif what == "restore":
             self.add("run_restored", ev.RunRestored(1, "life.1"))
         else:
@@ -168,9 +170,10 @@ class Author:
 
     def fail_and_retry(self) -> None:
         """Let the run fail with a failure of one of its steps, if there is one, and be retried."""
-        if not self.failed or any(one.effect == "once" for one in (self.begun | self.given_up).values()):
+        failures = self.failed | self.failed_children
+        if not failures or any(one.effect == "once" for one in (self.begun | self.given_up).values()):
             return
-        failure = self.history[self.one_of(self.failed.values()) - 1]
+        failure = self.history[self.one_of(failures.values()) - 1]
         self.add("run_failed", ev.RunFailed(call=failure.body.call))
         crossed = []
         for one in self.history[failure.seq :]:
@@ -195,6 +198,8 @@ class Author:
         self.begun = {number: one for number, one in self.begun.items() if number not in void}
         self.waits = {number: one for number, one in self.waits.items() if number not in void}
         self.children -= void
+        self.children |= {number for number, seq in self.failed_children.items() if seq == failure.seq}
+        self.failed_children = {number: seq for number, seq in self.failed_children.items() if seq < failure.seq}
         again = {number for number, seq in self.failed.items() if seq >= failure.seq} - void
         self.failed = {number: seq for number, seq in self.failed.items() if seq < failure.seq}
         for number in sorted(again):
@@ -291,3 +296,18 @@ def test_a_once_step_that_failed_and_happened_after_a_retry_is_an_effect() -> No
     store: Any = NoKeys()
     assert [one.seq for one in effects_since(store, "r", Calls(history), 1, Relied(set(), set()))] == [7]
     assert effects_since(store, "r", Calls(history), 3, Relied(set(), set())) == []
+
+
+def test_a_child_that_failed_and_is_retried_is_still_a_child_that_was_started() -> None:
+    history = [
+        Recorded(1, "run_started", "", 1, ev.RunStarted("w", "1", 1, "3", "entropy")),
+        Recorded(2, "child_started", "w", 2, ev.ChildStarted(1, "r.1", "w", "1")),
+        Recorded(3, "child_ended", "w", 3, ev.ChildEnded(1, "r.1", "failed", 1)),
+        Recorded(4, "run_failed", "", 4, ev.RunFailed(call=1)),
+        Recorded(5, "run_retried", "", 5, ev.RunRetried(3, "more", 1)),
+    ]
+    calls = Calls(history)
+    assert [call.child for call in calls.open.values()] == ["r.1"]
+    assert [call.child for call in calls.children() if call.outcome is None] == ["r.1"]
+    (crossed,) = effects_since(NoKeys(), "r", calls, 1, Relied(set(), set()))  # type: ignore[arg-type]
+    assert crossed.run == "r.1"

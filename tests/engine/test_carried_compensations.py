@@ -6,7 +6,6 @@ import pytest
 
 import everstep
 from everstep import Live, step, workflow
-from everstep.cli.timeline import timeline_of
 from everstep.effects import saga as declared
 from everstep.engine.history.verify import verify_now
 from everstep.errors import CompensationBegun, Misuse, RunCancelled
@@ -14,6 +13,7 @@ from everstep.model.carried import undoing_entropy
 from everstep.model.digests import step_key
 from everstep.model.events import decode_body
 from everstep.stores.rows.keys import EffectFilter
+from everstep.view.timeline import timeline_of
 from tests.engine.resume_helpers import Gate, Machine
 from tests.worlds.judging import sound
 from tests.worlds.ledger import GATES, NOTES, pass_gate

@@ -7,8 +7,9 @@ import pytest
 
 import everstep
 from everstep import step, witness, workflow
-from everstep.cli.verifying import verification
 from everstep.engine.app.app import App
+from everstep.engine.verbs.verify import verify_run
+from everstep.engine.verbs.verify_store import verify_with_outside
 from everstep.errors import IdConflict, Misuse, RunCancelled, RunTimedOut
 from everstep.model.events import CancelRequested, encode_body
 from everstep.stores.protocol import Post
@@ -256,9 +257,9 @@ async def test_a_remembered_fact_is_carried_over_and_its_drift_found(machine: Ma
     app, _ = await machine.start(watchful, True, id="r")
     await machine.until(lambda: machine.row("r").generation == 2 and machine.status("r") == "waiting")
     await machine.kill(app)
-    assert verification(machine.store, machine.row("r"), outside=True)["drift"] == []
+    assert verify_with_outside(machine.store, machine.row("r")).drift == []
     path.write_text("another")
-    (drift,) = verification(machine.store, machine.row("r"), outside=True)["drift"]
+    (drift,) = verify_with_outside(machine.store, machine.row("r")).drift
     assert str(path) in drift["subject"]
     again = await machine.worker()
     await again.signal("r", "go", "on")
@@ -364,7 +365,7 @@ async def test_a_rollback_knows_what_earlier_generations_did_that_nothing_undoes
 async def test_a_missing_link_between_two_generations_is_found(machine: Machine) -> None:
     app = await machine.boot()
     await (await app.start(counting, 0, 2, id="r")).result(timeout=60)
-    assert verification(machine.store, machine.row("r"))["sound"]
+    assert verify_run(machine.store, machine.row("r"))[0].sound
     machine.sql("DELETE FROM events WHERE run = 'r' AND generation = 2")
-    assert "the next one does not follow it" in verification(machine.store, machine.row("r"))["problem"]
+    assert "the next one does not follow it" in verify_run(machine.store, machine.row("r"))[0].problem
     assert {violation.rule for violation in check(export_histories(machine.store))} == {"L3", "D6"}

@@ -1,4 +1,4 @@
-"""Imports point one way: model ← codec ← stores ← effects ← engine ← worker ← web, cli, graph, integrations.
+"""Imports point one way: model ← codec ← stores ← effects ← engine ← worker ← graph ← view ← web, cli, integrations.
 
 Inside of `engine/`: history ← code ← run ← process ← verbs ← app.
 Inside of `stores/`: rows ← protocol ← sql ← sqlite, postgres. `opening` knows them all.
@@ -34,14 +34,27 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     SURFACE: THROUGH["worker"] | {SURFACE, "graph"},
     "graph": THROUGH["worker"] | {SURFACE, "graph"},
     "testing": THROUGH["worker"] | {SURFACE, "graph", "lint", "testing"},
-    "web": THROUGH["worker"] | {SURFACE, "graph", "web"},
+    "view": THROUGH["engine.verbs"] | {"graph", "view"},
+    "web": THROUGH["worker"] | {SURFACE, "graph", "view", "web"},
     "lint": frozenset({"errors", "model", "lint"}),  # it reads code and never runs it, so it needs nothing else
-    "cli": THROUGH["worker"] | {SURFACE, "graph", "testing", "web", "lint", "cli"},
+    "cli": THROUGH["worker"] | {SURFACE, "graph", "testing", "view", "web", "lint", "cli"},
     "integrations": frozenset({"errors", SURFACE, "graph", "testing", "integrations"}),
 }
 
 # Packages that one room alone may import, so that nobody else pays for them at start-up.
 BELONGS_TO = {"click": "cli", "rich": "cli", "pytest": "testing"}
+
+# The command line draws what `view` and `engine.verbs` say; it reads no rows and no histories by itself.
+NOT_IN_CLI = ("everstep.stores.rows.", "everstep.engine.history.", "everstep.model.events.decode_body")
+IN_CLI = {
+    "cli/opening.py everstep.engine.history.verify": "a run that is being deleted is named, whatever the command",
+    "cli/repairing.py everstep.engine.history.damage": "the type of a step that a repair could not see",
+    "cli/repairing.py everstep.engine.history.restored": "the verb on a whole store that was restored",
+    "cli/working.py everstep.engine.history.clock": "a worker's own clock",
+    "cli/progress.py everstep.model.events.decode_body": "a line for each event as it happens",
+    "cli/forking.py everstep.model.events.decode_body": "what the first event of a fork says of its origin",
+}
+"""What the command line imports all the same, and why."""
 
 
 def room_of(module: str) -> str:
@@ -148,6 +161,35 @@ def largest_cycle(sources: Iterable[Source]) -> set[str]:
     reached = {module: reached_from(module) for module in edges}
     groups = ({other for other in reached[module] if module in reached[other]} for module in edges)
     return max(groups, key=len, default=set())
+
+
+def domain_in_cli(source: Source) -> list[str]:
+    """Return what a file of the command line reads by itself, and not through `view` or `engine.verbs`."""
+    if not source.path.startswith("cli/"):
+        return []
+    allowed = tuple(name.partition(" ")[2] for name in IN_CLI if name.startswith(f"{source.path} "))
+    return [
+        source.at(line, f"cli reads {name} by itself: let `view` say it")
+        for line, name in imported(source)
+        if name.startswith(NOT_IN_CLI) and not name.startswith(allowed)
+    ]
+
+
+def test_the_command_line_only_draws() -> None:
+    violations = [violation for source in modules() for violation in domain_in_cli(source)]
+    assert not violations, report(violations)
+    used = {(source.path, name) for source in modules() for _, name in imported(source)}
+    for exception, reason in IN_CLI.items():
+        path, _, module = exception.partition(" ")
+        assert reason, exception
+        assert any(file == path and name.startswith(module) for file, name in used), f"no more: {exception}"
+
+
+def test_a_command_that_reads_rows_is_found() -> None:
+    assert domain_in_cli(Source("cli/listing.py", "from everstep.stores.rows.keys import EffectRow"))
+    assert domain_in_cli(Source("cli/opening.py", "from everstep.engine.history.journal import Journal"))
+    assert not domain_in_cli(Source("cli/opening.py", "from everstep.engine.history.verify import refuse_deleted"))
+    assert not domain_in_cli(Source("view/store.py", "from everstep.stores.rows.queues import QueueRow"))
 
 
 def test_imports_point_one_way() -> None:

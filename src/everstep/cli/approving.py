@@ -7,19 +7,13 @@ import click
 import msgspec
 
 from everstep.cli.arguments import decoded_json
-from everstep.cli.opening import (
-    acting,
-    approve_words,
-    existing_run,
-    line_to_paste,
-    place_of,
-    reading,
-    store_options,
-    user_name,
-)
+from everstep.cli.opening import acting, existing_run, line_to_paste, reading, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
-from everstep.cli.terminal import between, clean, clean_lines, console, duration, json_text, say_json, styled
+from everstep.cli.terminal import clean, clean_lines, console, json_text, say_json, styled
 from everstep.engine.verbs.approve import Approval, open_approvals
+from everstep.view.run import approve_words
+from everstep.view.store import place_of
+from everstep.view.words import between, duration
 
 
 @click.command("approvals")

@@ -7,9 +7,10 @@ from typing import Any, Final
 import click
 
 from everstep.cli.mistakes import EXIT_DONE
-from everstep.cli.opening import acting, place_of, store_options
+from everstep.cli.opening import acting, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.process.retention import Collected
+from everstep.view.store import place_of
 
 LISTED_MAX: Final = 20
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

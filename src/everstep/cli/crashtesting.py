@@ -11,11 +11,12 @@ import msgspec
 from everstep.cli.arguments import decoded_arguments, decoded_json
 from everstep.cli.crash_page import page_of
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
-from everstep.cli.terminal import clean, console, duration, say_json, shortened, styled
+from everstep.cli.terminal import clean, console, say_json, shortened, styled
 from everstep.model.own_files import refuse_unwritable, replace
 from everstep.testing.crash_boundaries import COLUMNS
 from everstep.testing.crash_verdict import Broken
 from everstep.testing.crashtest import ORDERS, Report, crash_everywhere
+from everstep.view.words import duration
 from everstep.worker.loading import load_workflow
 
 if TYPE_CHECKING:

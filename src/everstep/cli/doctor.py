@@ -15,10 +15,8 @@ from everstep.cli.doctor_findings import Finding, Verdict, about_troubles
 from everstep.cli.drawing import counts_text
 from everstep.cli.migrating import file_of, schema_version
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
-from everstep.cli.notices import Notices
 from everstep.cli.opening import line_to_paste, reading, store_options
-from everstep.cli.terminal import clean, console, duration, say_json, styled
-from everstep.cli.workers import unserved
+from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.errors import Error
 from everstep.stores.opening import default_url, is_postgres
 from everstep.stores.protocol import Store, WorkerRow
@@ -26,6 +24,9 @@ from everstep.stores.sqlite import SqliteStore
 from everstep.stores.sqlite.connections import Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import migrations
+from everstep.view.holds import notices_of
+from everstep.view.store import unserved
+from everstep.view.words import duration
 
 WAL_RESET_BUG: Final = ((3, 7, 0), (3, 51, 2))
 """SQLite versions, first and last, whose WAL can be corrupted by one process that checkpoints while another writes."""
@@ -241,13 +242,13 @@ def about_runs(store: Store, url: str | None) -> list[Finding]:
 
 
 def about_notifications(store: Store, url: str | None) -> list[Finding]:
-    """Count the holds whose notifications have not arrived."""
-    counts = Notices(store).counts()
-    if not counts["undelivered"]:
+    """Count who has not been told of a hold."""
+    notices = [one for of_hold in notices_of(store).values() for one in of_hold]
+    if not notices:
         return []
-    text = f"{counts['undelivered']} undelivered"
-    if counts["unserved"]:
-        text += f", {counts['unserved']} of them without a worker that has their target"
-    if counts["given up"]:
-        text += f", {counts['given up']} given up"
+    text = f"{len(notices)} undelivered"
+    if lonely := sum(one.state == "pending" and not one.is_served for one in notices):
+        text += f", {lonely} of them without a worker that has their target"
+    if given_up := sum(one.state == "given up" for one in notices):
+        text += f", {given_up} given up"
     return [Finding("notifications", "warning", f"{text}: {line_to_paste('holds', url=url)}")]

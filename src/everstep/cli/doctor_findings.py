@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from everstep.cli.workers import troubles_in
 from everstep.stores.protocol import WorkerRow
+from everstep.view.store import worker_view
 
 Verdict = Literal["ok", "warning", "wrong"]
 
@@ -19,5 +19,5 @@ class Finding(msgspec.Struct):
 
 
 def about_troubles(row: WorkerRow, now: int) -> list[Finding]:
-    """Report what a worker could not do in the background."""
-    return [Finding("background", "warning", f"{row.id}: {line}") for line in troubles_in(row, now)]
+    """Say what a worker could not do in the background."""
+    return [Finding("background", "warning", f"{row.id}: {line}") for line in worker_view(row).sentences(now)]

@@ -7,10 +7,10 @@ from typing import Final
 from everstep import __version__
 from everstep.cli.doctor_findings import Finding, Verdict, about_troubles
 from everstep.cli.opening import line_to_paste
-from everstep.cli.terminal import duration
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.opening import migrations, stored_version
 from everstep.stores.postgres.store import Pin
+from everstep.view.words import duration
 
 APART_SECONDS: Final = 1.0
 """How far the server's clock may differ from the machine's before doctor reports it, in seconds."""

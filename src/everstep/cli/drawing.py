@@ -1,14 +1,14 @@
 """Timelines in the terminal: one row for each step, timer, signal and child, with a bar over time."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from everstep.cli.terminal import add_fitted, between, clean, shortened, styled
-from everstep.cli.timeline import Timeline, error_line
-from everstep.cli.timeline_rows import Row
+from everstep.cli.terminal import add_fitted, clean, shortened, styled
 from everstep.model.status import STATUSES
+from everstep.view.timeline import Row
+from everstep.view.words import between, error_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,36 +81,34 @@ class Scale:
         return min(self.width - 1, round(low + share * (high - low)))
 
 
-def times_of(timeline: Timeline, now: int) -> list[int]:
+def times_of(rows: Sequence[Row], started_at: int, now: int) -> list[int]:
     """Return every time at which something in a timeline begins or ends."""
-    times = [timeline.started_at, now]
-    for row in timeline.rows:
+    times = [started_at, now]
+    for row in rows:
         times += [row.started_at, row.ended_at or now]
         times += [at for attempt in row.attempts for at in (attempt.started_at, attempt.ended_at) if at]
     return times
 
 
-def draw_timeline(timeline: Timeline, *, now: int, width: int, most: int = 0) -> "RenderableType":
-    """Return the timeline as a table as wide as the terminal; with `most`, only the newest rows."""
+def draw_timeline(every: list[Row], started_at: int, *, now: int, width: int, most: int = 0) -> "RenderableType":
+    """Return the timeline as a table as wide as the terminal. With `most`, only so many of the newest rows."""
     from rich.console import Group
     from rich.table import Table
 
-    rows = timeline.rows[-most:] if most else abridged(timeline.rows)
+    rows = every[-most:] if most else abridged(every)
     names = min(max([len(row.name) for row in rows] + [12]), NAME_CHARACTERS_MAX)
     bar = max(20, min(56, width - names - 56))
-    scale = Scale(times_of(timeline, now), bar)
+    scale = Scale(times_of(every, started_at, now), bar)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim", pad_edge=False)
     table.add_column("", width=1, no_wrap=True)
     table.add_column("step", width=names, no_wrap=True)
     table.add_column("contract", no_wrap=True)
-    table.add_column(
-        axis(bar, between(timeline.started_at, now), compressed=scale.is_compressed), width=bar, no_wrap=True
-    )
+    table.add_column(axis(bar, between(started_at, now), compressed=scale.is_compressed), width=bar, no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     cells = [cells_of(row, scale, now) for row in rows]
     add_fitted(table, cells, width)
-    hidden = len(timeline.rows) - len(rows)
+    hidden = len(every) - len(rows)
     if hidden and most:
         return Group(styled(f"  … {hidden} earlier rows", "dim"), table)
     if hidden:

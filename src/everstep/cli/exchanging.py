@@ -9,13 +9,14 @@ import click
 from everstep.cli.arguments import decoded_json
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options
 from everstep.cli.resolving import is_served_here
-from everstep.cli.terminal import clean, json_text, payload_json, say_json, say_json_line
+from everstep.cli.terminal import clean, json_text, say_json, say_json_line
 from everstep.codec import Codec
 from everstep.engine.app.app import App
 from everstep.engine.verbs.streams import Entry, entries_now
 from everstep.errors import NoAnswer
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
+from everstep.view.plain import payload_json
 
 
 @click.command("ask")

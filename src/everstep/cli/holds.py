@@ -1,15 +1,14 @@
 """`everstep holds`: the questions that runs have for a person, with the facts and the answers to paste."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from everstep.cli.notices import Notices
-from everstep.cli.opening import existing_run, place_of, reading, store_options
-from everstep.cli.terminal import arguments_text, between, clean, console, moment, say_json, styled
-from everstep.engine.run.holds import consequence_of, hold_facts, report_of, resolve_line
-from everstep.stores.protocol import HoldRow
+from everstep.cli.opening import existing_run, reading, store_options
+from everstep.cli.terminal import arguments_text, clean, console, moment, say_json, styled, to_paste
+from everstep.view.holds import HoldView, hold_views
+from everstep.view.store import place_of
+from everstep.view.words import between
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,24 +33,24 @@ def holds_command(run: str | None, all_holds: bool, url: str | None, in_json: bo
     with reading(url) as store:
         if run is not None:
             existing_run(store, run)
-        holds = store.holds(run=run, open_only=not all_holds)
-        now, place, notices = store.now(), place_of(store), Notices(store, run)
+        holds = hold_views(store, url, run=run, open_only=not all_holds)
+        now, place = store.now(), place_of(store)
     if in_json:
-        say_json([{**hold_facts(hold, url), "notifications": notices.facts(hold.id)} for hold in holds])
+        say_json(holds)
         return
     out = console()
     if not holds:
         out.print(styled(f"Nothing is held in {place}.", "dim"))
     for hold in holds:
-        out.print(draw_hold(hold, url, now, notices.lines(hold.id)), crop=False)
+        out.print(draw_hold(hold, now), crop=False)
 
 
-def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: Sequence[str] = ()) -> "RenderableType":
-    """Return a hold for a person. Print it with `crop=False`, so that its commands are not broken."""
+def draw_hold(hold: HoldView, now: int | None = None) -> "RenderableType":
+    """Return a hold as a person reads it. Print it with `crop=False`, so that its commands stay whole."""
     from rich.console import Group
     from rich.padding import Padding
 
-    report = report_of(hold)
+    report, resolved = hold.report, hold.resolved
     age = f"  {between(hold.created_at, now)} ago" if now is not None else ""
     heading = styled(f"◼ {hold.run}", "bold yellow")
     heading.append(f"  {clean(hold.reason)}", style="yellow")
@@ -66,24 +65,22 @@ def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: S
     facts = _other_facts(report, now if now is not None else hold.created_at)
     if facts:
         parts.append(Padding(styled("\n".join(facts), "dim"), (0, 0, 0, 2)))
-    if notices:
-        parts.append(Padding(styled("\n".join(notices), "yellow"), (0, 0, 0, 2)))
-    if hold.resolved_at is not None:
-        said = f"resolved: {hold.resolution}" + (f" by {hold.by}" if hold.by else "")
-        parts.append(Padding(styled(said + (f": {hold.note}" if hold.note else ""), "green"), (0, 0, 0, 2)))
+    for one in hold.notifications or ():
+        line = f"✉ {clean(one.target)}: {clean(one.sentence(now or hold.created_at))}"
+        parts.append(Padding(styled(line, "yellow"), (0, 0, 0, 2)))
+    if resolved is not None:
+        said = f"resolved: {resolved.resolution}" + (f" by {resolved.by}" if resolved.by else "")
+        parts.append(Padding(styled(said + (f": {resolved.note}" if resolved.note else ""), "green"), (0, 0, 0, 2)))
     else:
-        parts += [*_answers(hold, report, url), ""]
+        parts += [*_answers(hold), ""]
     return Group(*parts)
 
 
-def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> list[Any]:
-    """Return each command on a line of its own, whatever the width, because a broken one could not be pasted."""
-    from rich.text import Text
-
+def _answers(hold: HoldView) -> list[Any]:
+    """Each command on a line of its own, whatever the width: one that was broken in two could not be pasted."""
     lines: list[Any] = []
-    for one in hold.resolutions:
-        lines.append(Text(f"  {clean(resolve_line(hold, one, url))}", "bold", no_wrap=True, overflow="ignore"))
-        lines.append(styled(f"      {consequence_of(report, one)}", "dim"))
+    for one in hold.resolutions.values():
+        lines += [to_paste(one.command), styled(f"      {one.consequence}", "dim")]
     return lines
 
 

@@ -6,13 +6,14 @@ from typing import Any, Literal
 import click
 
 from everstep.cli.mistakes import EXIT_DONE
-from everstep.cli.opening import acting, line_to_paste, place_of, store_options, user_name
+from everstep.cli.opening import acting, line_to_paste, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app.app import App
 from everstep.engine.app.opening import default_on_hold
 from everstep.engine.verbs.export_file import read_header
 from everstep.engine.verbs.transfer import Exported, Imported
 from everstep.stores.opening import default_url, open_store
+from everstep.view.store import place_of
 
 
 @click.command("export")

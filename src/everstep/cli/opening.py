@@ -12,6 +12,7 @@ from everstep.errors import StoreUnusable, UnknownRun
 from everstep.model.ids import checked_run_id
 from everstep.stores.opening import default_url, may_be_in_the_making, open_store
 from everstep.stores.protocol import RunFilter, RunRow, Store
+from everstep.view.store import place_of
 
 if TYPE_CHECKING:  # start-up: who only looks does not wait for the engine
     from everstep.engine.app.app import App
@@ -71,12 +72,6 @@ def _existing(url: str) -> Store:
         time.sleep(0.05)
 
 
-def place_of(store: Store) -> str:
-    """Return the place of a store: the absolute path of its file, or its URL."""
-    path: str = getattr(store, "path", store.url)
-    return path
-
-
 def existing_run(store: Store, run: str) -> RunRow:
     """Return a run's row. If there is none, the error names the nearest id."""
     row = store.run(checked_run_id(run))
@@ -105,18 +100,3 @@ def user_name() -> str:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's user may have no name
         return ""
-
-
-def approve_words(run: str, id: str, type_text: str) -> list[str]:
-    """Return the words of the command that answers an approval: with yes, if that is a possible answer."""
-    example = "true" if type_text == "Any" else example_value(type_text)
-    return ["approve", run, example, "--id", id]
-
-
-def example_value(type_text: str) -> str:
-    """Return example JSON for a signal of a type."""
-    simple = {"bool": "true", "int": "1", "float": "1.0", "str": '"text"', "None": "null"}
-    if type_text in simple:
-        return simple[type_text]
-    first = type_text.partition("[")[0]
-    return {"list": "[]", "tuple": "[]", "set": "[]", "dict": "{}", "Any": "null"}.get(first, "{}")

@@ -4,25 +4,16 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from everstep.cli.drawing import MARKS
-from everstep.cli.opening import approve_words, example_value, line_to_paste
-from everstep.cli.terminal import (
-    arguments_text,
-    between,
-    clean,
-    clock_time,
-    console,
-    duration,
-    moment,
-    shortened,
-    styled,
-)
-from everstep.cli.timeline import NO_BUDGET, NO_SLOT, Timeline, error_line
-from everstep.cli.timeline_rows import Row
+from everstep.cli.opening import line_to_paste
+from everstep.cli.terminal import arguments_text, clean, clock_time, console, moment, shortened, styled
 from everstep.engine.code.step_state import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.secrets import HIDDEN
 from everstep.stores.protocol import RunRow, Store
+from everstep.view.run import approve_words, example_value
+from everstep.view.timeline import NO_BUDGET, NO_SLOT, Row, Timeline
+from everstep.view.words import between, duration, error_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from everstep.cli.mistakes import EXIT_DONE
-from everstep.cli.opening import acting, existing_run, line_to_paste, place_of, reading, store_options, user_name
+from everstep.cli.opening import acting, existing_run, line_to_paste, reading, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.history.damage import UnseenStep
 from everstep.engine.history.restored import mark_restored
 from everstep.engine.verbs.repair import Repair
+from everstep.view.store import place_of
 
 LISTED_MAX = 50
 

@@ -11,10 +11,10 @@ from everstep.cli.mistakes import EXIT_FAILED
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app.app import App
-from everstep.engine.run.holds import hold_facts
 from everstep.engine.verbs.runs import refuse_going_on_twice
 from everstep.errors import Error, HoldConflict, describe
 from everstep.stores.protocol import HoldRow
+from everstep.view.holds import hold_view
 
 
 @click.command("resolve")
@@ -131,7 +131,7 @@ async def _resolve_many(
                 except Error as error:
                     refused.append({"run": hold.run, "hold": hold.id, "error": describe(error)})
     if in_json:
-        say_json({"matching": [hold_facts(one, url) for one in holds], "resolved": done, "refused": refused})
+        say_json({"matching": [hold_view(one, url) for one in holds], "resolved": done, "refused": refused})
     else:
         _print_many(holds, done, refused, answer["resolution"], url, yes=yes)
     return EXIT_FAILED if refused else 0
@@ -149,8 +149,8 @@ def _print_many(
         out.print(styled("Nothing that is held matches.", "dim"))
     elif not yes:
         for hold in holds:
-            out.print(draw_hold(hold, url), crop=False)
-        out.print(f"{len(holds)} would be resolved with {resolution}. Repeat it with --yes to do so.")
+            out.print(draw_hold(hold_view(hold, url)), crop=False)
+        out.print(f"{len(holds)} would be resolved with {resolution}. Say it again with --yes to do so.")
     for run in done:
         out.print(styled("✓ ", "green").append(f"{run}: {resolution}"))
     for one in refused:

@@ -11,19 +11,22 @@ from everstep.cli.arguments import decoded_arguments
 from everstep.cli.holds import draw_hold
 from everstep.cli.logs import log_lines
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
-from everstep.cli.opening import line_to_paste, place_of, store_options
+from everstep.cli.opening import line_to_paste, store_options
 from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, Watcher
 from everstep.cli.tags import parsed_tags
-from everstep.cli.terminal import clean, console, duration, json_text, payload_json, say_json, styled
-from everstep.cli.timeline import Timeline, error_line
+from everstep.cli.terminal import clean, console, json_text, say_json, styled
 from everstep.engine.app.app import App
 from everstep.engine.app.opening import default_on_hold
 from everstep.engine.code.workflow import ON_EXISTING, Workflow
-from everstep.engine.run.holds import hold_facts
 from everstep.model.ids import checked_run_id
 from everstep.model.status import ENDED
 from everstep.stores.opening import default_url, open_store
 from everstep.stores.protocol import HoldRow, RunRow, Store
+from everstep.view.holds import hold_view
+from everstep.view.plain import payload_json
+from everstep.view.store import place_of
+from everstep.view.timeline import Timeline
+from everstep.view.words import duration, error_line
 from everstep.worker.loading import load_workflow
 from everstep.worker.stopping import stopping_on_signals
 
@@ -152,7 +155,7 @@ def report_end(
             facts["result"] = payload_json(row.outcome or b"[null]")
         elif row.status == "failed":
             facts["error"] = timeline.error or {}
-        facts["holds"] = [hold_facts(hold, url) for hold in holds]
+        facts["holds"] = [hold_view(hold, url) for hold in holds]
         say_json(facts)
     else:
         _print_end(row, holds, url, timeline)
@@ -178,7 +181,7 @@ def _print_end(row: RunRow, holds: list[HoldRow], url: str | None, timeline: Tim
     elif row.status == "held":
         err.print(styled("◼ ", "bold yellow").append(f"run {row.id} is held: it waits for a person"))
         for hold in holds:
-            err.print(draw_hold(hold, url), crop=False)
+            err.print(draw_hold(hold_view(hold, url)), crop=False)
     else:
         how = "rolled back" if timeline.rolled_back else "cancelled"
         err.print(styled("⊘ ", "bold yellow").append(f"run {row.id} was {how}"))

@@ -9,15 +9,17 @@ import click
 
 from everstep.cli.arguments import decoded_arguments, decoded_json
 from everstep.cli.collecting import Age
-from everstep.cli.opening import acting, line_to_paste, place_of, store_options, user_name
+from everstep.cli.opening import acting, line_to_paste, store_options, user_name
 from everstep.cli.resolving import is_served_here
 from everstep.cli.tags import parsed_tags
-from everstep.cli.terminal import add_fitted, arguments_text, clean, console, duration, say_json, shortened, styled
+from everstep.cli.terminal import add_fitted, arguments_text, clean, console, say_json, shortened, styled
 from everstep.engine.app.app import App
 from everstep.engine.verbs.schedules import Scheduled
 from everstep.errors import Misuse
 from everstep.model.schedules import CATCH_UPS, OVERLAPS, tick_text
 from everstep.stores.opening import default_url, open_store
+from everstep.view.store import place_of
+from everstep.view.words import duration
 from everstep.worker.loading import load_workflow
 
 T = TypeVar("T")

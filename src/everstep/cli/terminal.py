@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from everstep.cli.shown import shown
 from everstep.codec.preview import harmless
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ ROWS_AT_ONCE: Final = 200
 LATEST: Final = 250_000_000_000
 """Seconds since 1970. A damaged time beyond this (the year 9892) is shown as this one."""
 _UNPRINTABLE: Final = re.compile(r"[^\n\x20-\x7e]")
-_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def console(*, err: bool = False) -> "Console":
@@ -117,38 +115,6 @@ def say_json_line(value: Any) -> None:
     """Print a value as one line of JSON, at once."""
     click.echo(json_text(value, indent=-1))
     sys.stdout.flush()
-
-
-def payload_json(payload: bytes) -> Any:
-    """Return the value in a payload as plain JSON data; None if it cannot be read."""
-    try:
-        if len(envelope := msgspec.json.decode(payload)) > 1:  # with types that JSON does not have
-            return shown(payload)
-        return envelope[0]
-    except (msgspec.MsgspecError, ValueError, LookupError, TypeError):
-        return None
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words: `340 ms`, `2.5 s`, `3 min 20 s`, `2 d 4 h`."""
-    if seconds < 0.9995:
-        return f"{max(seconds, 0) * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    rest = round(seconds)
-    parts = []
-    for size, unit in _UNITS:
-        if rest >= size:
-            parts.append(f"{rest // size} {unit}")
-            rest %= size
-    if rest and seconds < 3600:
-        parts.append(f"{rest} s")
-    return " ".join(parts[:2])
-
-
-def between(start: int, end: int) -> str:
-    """Return the duration between two times in microseconds."""
-    return duration((end - start) / 1e6)
 
 
 def local_time(at: int) -> datetime:

@@ -10,7 +10,7 @@ import click
 
 from everstep.cli.collecting import Age
 from everstep.cli.logs import log_lines
-from everstep.cli.opening import place_of, store_options
+from everstep.cli.opening import store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
 from everstep.cli.workers import declare_gone, list_workers
 from everstep.engine.app.opening import default_on_hold
@@ -20,6 +20,7 @@ from everstep.model.ids import checked_name
 from everstep.model.retention import Retention
 from everstep.stores.opening import default_url, open_store
 from everstep.stores.protocol import Store
+from everstep.view.store import place_of
 from everstep.worker.health import Health, address_of, answer_on
 from everstep.worker.loading import load_all, split
 from everstep.worker.serving import News, WorkerApp, serve

@@ -11,8 +11,8 @@ import msgspec
 
 from everstep.cli.demo.child import RUN, DemoFailed, Stage
 from everstep.cli.demo.proof import Account, accounts, same_key_each_time
-from everstep.cli.verifying import verification
 from everstep.engine.app.app import App
+from everstep.engine.verbs.verify import verify_run
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import RunRow
 
@@ -131,7 +131,7 @@ def judged(first: Stage, second: Stage, kills: list[Kill], began: float) -> Outc
     files = [(stage.folder / "report.md").read_bytes() for stage in (first, second)]
     entries = [stage.ledger.entries() for stage in (first, second)]
     checks = [
-        verification(stage.store, row) for stage, row in zip((first, second), rows, strict=True) if row is not None
+        verify_run(stage.store, row)[0] for stage, row in zip((first, second), rows, strict=True) if row is not None
     ]
     return Outcome(
         kills=kills,
@@ -139,7 +139,7 @@ def judged(first: Stage, second: Stage, kills: list[Kill], began: float) -> Outc
         same_result=results[0] == results[1],
         same_file=files[0] == files[1],
         same_keys=all(map(same_key_each_time, entries)),
-        sound=all(check["sound"] for check in checks),
+        sound=all(check.sound for check in checks),
         seconds=round(time.monotonic() - began, 1),
         result_digest=hashlib.sha256(results[0] or b"").hexdigest()[:12],
     )

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from everstep.engine.code.recovery_point import verify_whole
 from everstep.engine.code.workflow import DECLARED
 from everstep.engine.history.verify import (
     Event,
@@ -21,11 +20,11 @@ from everstep.engine.run.resume import replay_history
 from everstep.engine.verbs.approve import Approval
 from everstep.engine.verbs.runs import held_error
 from everstep.engine.verbs.streams import Entry, read_stream
+from everstep.engine.verbs.verify import Verification, verify_run
 from everstep.errors import (
     Damaged,
     Misuse,
     NotDecodable,
-    NotReadable,
     RunCancelled,
     RunFailed,
     RunHeld,
@@ -42,19 +41,6 @@ if TYPE_CHECKING:  # a real cycle: an app gives handles, which ask the app
 
 
 T = TypeVar("T")
-
-
-class Verification(msgspec.Struct):
-    """What `run.verify()` found. `sound` is True when every digest matches; `problem` says what does not."""
-
-    sound: bool
-    events: int
-    last_good: int
-    problem: str = ""
-    drift: list[dict[str, str]] = []
-    """With `outside`: every difference between the outside and what the run remembers of it."""
-    left_out: int = 0
-    """Of how many events the secrets were left out when the run was exported: they could not be compared."""
 
 
 class Run(Generic[T]):
@@ -181,20 +167,14 @@ class Run(Generic[T]):
         await self._app.cancel(self.id, reason, grace=grace, now=now)
 
     async def verify(self, *, outside: bool = False) -> Verification:
-        """Check the run's history against its digests. Changes nothing.
+        """Check the run's histories, of all its generations, against their digests. Changes nothing.
 
         outside: compare the outside with what the run remembers of it as well, and list every difference in `drift`.
         """
         checked_flag("outside", outside)
         row = await self.row()
-        try:
-            history = await self._app.read(verify_whole, self._app.store, self.id)
-        except Damaged as error:
-            return Verification(False, row.head_seq, error.last_good, str(error))
-        except NotReadable as error:
-            return Verification(False, row.head_seq, 0, str(error))
-        found = Verification(True, len(history), history[-1].seq, left_out=getattr(history, "left_out", 0))
-        if outside and row.status not in ENDED:
+        found, history = await self._app.read(verify_run, self._app.store, row)
+        if outside and found.sound and row.status not in ENDED:
             await self._compare_outside(row, history, found)
         return found
 

@@ -19,13 +19,7 @@ from everstep.engine.code.loop import SpinningWorkflow
 from everstep.engine.code.step_state import DOUBT, FALLBACK, KEY, ROOM, SLOT, StepState
 from everstep.engine.code.witnesses import note_judgement
 from everstep.engine.history.calls import Calls
-from everstep.engine.history.describe import (
-    COMMANDS,
-    FIRST,
-    asks_for_something,
-    recorded_text,
-    stands_for,
-)
+from everstep.engine.history.describe import COMMANDS, FIRST, asks_for_something, recorded_text, stands_for
 from everstep.engine.history.kept import Kept, kept_by
 from everstep.engine.history.verify import Recorded, kinds_of, published_before
 from everstep.errors import Misuse, NotDecodable

@@ -26,6 +26,15 @@ class Call(msgspec.Struct):
     number: int
     asked: Recorded
     """The first event of it."""
+    step: str
+    child: str
+    """The id of the child run; nothing if it is a step."""
+    effect: str
+    """The contract of the step; nothing if it is a child run."""
+    compensates: int
+    """The call that it undoes, if it is a compensation."""
+    is_kept: bool
+    """Whether it was not done, but given the outcome that it had before a retry."""
     started: Recorded | None = None
     """The newest event that says that it began; None if it has not begun since it was asked for, or failed."""
     begun_at: int = 0
@@ -44,36 +53,9 @@ class Call(msgspec.Struct):
     """Whether a retry went back over it, and its outcome was given to a later call."""
 
     @property
-    def step(self) -> str:
-        """The name of the step."""
-        return self.asked.step
-
-    @property
-    def child(self) -> str:
-        """The id of the child run; nothing if it is a step."""
-        body = self.asked.body
-        is_child = self.asked.kind == "child_started" or getattr(body, "instead_of", "") == "child_started"
-        return str(body.run) if is_child else ""
-
-    @property
-    def effect(self) -> str:
-        """The contract of the step; nothing if it is a child run."""
-        return "" if self.child else str(self.asked.body.effect)
-
-    @property
-    def compensates(self) -> int:
-        """The call that it undoes, if it is a compensation."""
-        return int(getattr(self.asked.body, "compensates", 0))
-
-    @property
     def has_compensation(self) -> bool:
         """Whether a compensation can undo it."""
         return self.started is not None and bool(getattr(self.started.body, "compensate", ""))
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it was not done, but given the outcome that it had before a retry."""
-        return getattr(self.asked.body, "because", "") == KEPT
 
     @property
     def is_begun(self) -> bool:
@@ -95,14 +77,17 @@ class Call(msgspec.Struct):
         return is_there and self.has_compensation and self.undone is None
 
     @property
-    def is_undone(self) -> bool:
-        """Whether its compensation has completed, and was not skipped by a person."""
-        return self.undone is not None and not self.undone.body.skipped
-
-    @property
     def must_be_kept(self) -> bool:
         """Whether it is a step that must not happen twice."""
         return not (self.child or may_run_again(self.effect))  # type: ignore[arg-type]
+
+
+def _asked(event: Recorded) -> Call:
+    body = event.body
+    is_child = event.kind == "child_started" or getattr(body, "instead_of", "") == "child_started"
+    child, effect = (body.run, "") if is_child else ("", body.effect)
+    is_kept = getattr(body, "because", "") == KEPT
+    return Call(body.call, event, event.step, child, effect, getattr(body, "compensates", 0), is_kept)
 
 
 class Calls:
@@ -199,7 +184,7 @@ class Calls:
     def _ask(self, event: Recorded) -> None:
         body, call = event.body, self.current.get(event.body.call)
         if call is None or asks_for_something(event):
-            call = self.current[body.call] = Call(body.call, event)
+            call = self.current[body.call] = _asked(event)
             self.all.append(call)
             if call.is_kept:
                 self._give_again(call)
@@ -247,7 +232,8 @@ class Calls:
                 call.is_void = True
                 del self.current[call.number]
             elif end is not None and (end.seq == voids or (end.seq > voids and end.kind == "step_failed")):
-                call.outcome = call.started = None
+                call.outcome = None
+                call.started = call.started if call.child else None  # a child is retried, not started again
             if call.cancelled_at >= voids:
                 call.cancelled_at = 0
         self.open = {

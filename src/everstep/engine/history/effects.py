@@ -161,7 +161,7 @@ def effects_since(
         elif is_shared or call.is_done:
             if is_guarded(store, call.key, end.body.run if is_shared else run):
                 relied.keys.add(call.key)
-            elif not call.is_undone:
+            elif call.undone is None or call.undone.body.skipped:
                 done.append(Crossed(run, call.step, end.seq, FORGOTTEN if call.key else ""))
     done.sort(key=lambda one: one.seq)
     for call in calls.children():

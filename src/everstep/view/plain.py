@@ -23,6 +23,16 @@ def shown(payload: bytes) -> Any:
         return msgspec.json.decode(payload)[0]
 
 
+def payload_json(payload: bytes) -> Any:
+    """Return the value in a payload as plain JSON data; None if it cannot be read."""
+    try:
+        if len(envelope := msgspec.json.decode(payload)) > 1:  # with types that JSON does not have
+            return shown(payload)
+        return envelope[0]
+    except (msgspec.MsgspecError, ValueError, LookupError, TypeError):
+        return None
+
+
 def _shown(value: Any, tree: Any) -> Any:
     if tree is None:
         return value

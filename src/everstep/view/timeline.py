@@ -9,9 +9,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from everstep.cli.money import amounts_text
-from everstep.cli.terminal import duration
-from everstep.cli.timeline_rows import AttemptView, Crash, Row, State
 from everstep.codec import Codec, error_facts
 from everstep.engine.history.journal import restore_payload
 from everstep.errors import Damaged
@@ -22,10 +19,70 @@ from everstep.model.exchange_events import APPROVAL
 from everstep.model.forked import Forked
 from everstep.model.secrets import HIDDEN, shown_error
 from everstep.stores.protocol import Store
+from everstep.view.money import amounts_text
+from everstep.view.words import duration, error_line
 
 VALUE_CHARACTERS_MAX = 200
 NO_BUDGET = "no room in the budget"
 NO_SLOT = "waits for a slot"
+RowKind = Literal["step", "timer", "signal", "request", "approval", "child", "note"]
+State = Literal["open", "completed", "failed", "cancelled", "dropped"]
+
+
+class AttemptView(msgspec.Struct):
+    """One attempt at a step. One that was cut off by a crash ended at the run's last sign of life before its next."""
+
+    number: int
+    started_at: int
+    because: str = ""
+    ended_at: int | None = None
+    outcome: Literal["open", "completed", "failed", "crashed", "cancelled"] = "open"
+    due: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """Something that takes time in a run."""
+
+    kind: RowKind
+    name: str
+    seq: int
+    started_at: int
+    ended_at: int | None = None
+    state: State = "open"
+    effect: str = ""
+    arguments: str = ""
+    value: str = ""
+    note: str = ""
+    source: str = ""
+    type: str = ""
+    id: str = ""
+    """Of an approval."""
+    deadline: int | None = None
+    attempts: list[AttemptView] = []
+    error: dict[str, Any] | None = None
+    awaited_key: str = ""
+    """The key that the step waits for, and the run that has it."""
+    awaited_run: str = ""
+    undoes: str = ""
+    """In a compensation: the step that it undoes."""
+    undone: Literal["", "wanted", "compensated", "skipped"] = ""
+    """Of a step: whether it is to be undone, was, or was left as it is by a person."""
+    charged: str = ""
+    """What its last attempt was charged."""
+
+    @property
+    def crashes(self) -> int:
+        """How many attempts were cut off."""
+        return sum(1 for attempt in self.attempts if attempt.outcome == "crashed")
+
+
+class Crash(msgspec.Struct):
+    """The process that drove the run was gone between these times."""
+
+    last_sign_at: int
+    went_on_at: int
+    steps: list[str]
 
 
 class Timeline:
@@ -470,13 +527,6 @@ class Timeline:
                 row.state, row.ended_at = "dropped", event.at
                 if row.attempts and row.attempts[-1].ended_at is None:
                     row.attempts[-1].ended_at, row.attempts[-1].outcome = event.at, "cancelled"
-
-
-def error_line(error: dict[str, Any]) -> str:
-    """Return an error's type and the first line of its message."""
-    message = str(error.get("message", "")).split("\n")[0]
-    kind = str(error.get("type", ""))
-    return f"{kind}: {message}" if message else kind
 
 
 def timeline_of(store: Store, run: str, generation: int) -> Timeline:

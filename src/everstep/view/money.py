@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from everstep.cli.terminal import duration
 from everstep.model.accounts import as_facts
 from everstep.model.budgets import MICRO, Amounts, Charge, Limits, Standing
 from everstep.stores.protocol import RunRow
+from everstep.view.words import duration
 
 
 def standing_of(row: RunRow) -> Standing | None:
