@@ -146,7 +146,7 @@ def _write_picture(view: RunView, file: str) -> None:
     """Write a picture of a run's graph, with what happened."""
     if view.graph is None:
         raise Misuse(f"{view.id} is not a run of a graph, so there is none to draw.")
-    from everstep.graph.drawing import svg
+    from everstep.graph.drawing import svg  # start-up: only a picture needs it
 
     picture = svg(f"The graph {view.graph.name} in run {view.id}", view.graph.nodes, view.graph.edges)
     replace(file, picture.encode())
