@@ -352,7 +352,7 @@ def _undone(row: RunRow, timeline: Timeline, url: str | None) -> list[Any]:
         if names := [step.name for step in timeline.compensations() if step.undone == state]:
             lines.append(f"{title}: {', '.join(names)}")
             if state == "wanted" and ended:
-                lines.append(f"go on undoing:  {line_to_paste('rollback', row.id, url=url)}")
+                lines.append(f"continue undoing:  {line_to_paste('rollback', row.id, url=url)}")
     if not lines:
         lines.append("nothing had to be undone" if ended else "is about to be undone")
     return [*(styled("↩ ", "yellow").append(clean(line)) for line in lines), ""]
