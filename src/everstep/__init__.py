@@ -1,7 +1,7 @@
 """Everstep: Python programs of many steps that survive anything that kills them.
 
 Two decorators make a program durable: `@step` for what touches the outside, `@workflow` for what calls the steps.
-`everstep.run(workflow, …, id="…")` runs it; run the script again after a crash and it goes on from where it was.
+`everstep.run(workflow, …, id="…")` runs it; run the script again after a crash and it continues where it was.
 """
 
 from typing import TYPE_CHECKING, Any

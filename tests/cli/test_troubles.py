@@ -24,7 +24,7 @@ def test_doctor_and_worker_ls_name_what_fails_and_what_that_leads_to(folder: Fol
         told = [one["text"] for one in folder.json("doctor")["findings"] if one["name"] == "background"]
         assert any("retention failed 7 times (KeyError), for" in text for text in told)
         assert any("pump failed 2 times (TypeError), and works again" in text for text in told)
-        assert any("takes up no more runs of others" in text for text in told)
+        assert any("claims no more runs of others" in text for text in told)
         (listed,) = folder.json("worker", "ls")
         assert listed["not_claiming"].endswith("retention (KeyError)")
         assert listed["troubles"]["retention"]["failures"] == 7

@@ -95,7 +95,7 @@ async def test_a_row_that_cannot_even_be_claimed_keeps_nobody_from_anything(
         await machine.until(lambda: not worker.pump._nudged)
     said = [record.getMessage() for record in caplog.records if OPEN in record.getMessage()]
     assert len(said) == 1, "it is told once"
-    assert "cannot be taken up" in said[0]
+    assert "cannot be resumed" in said[0]
     assert not any(record.exc_info for record in caplog.records)
 
 

@@ -233,7 +233,7 @@ def test_what_is_handed_through_reaches_the_compensation() -> None:
     ("options", "words"),
     [
         ({"effect": "read", "compensate": cancel_room}, "changes nothing outside"),
-        ({"compensate": step(cancel_room, effect="read")}, "cannot undo it, for"),
+        ({"compensate": step(cancel_room, effect="read")}, "cannot undo it, because"),
         ({"compensate": "cancel_room"}, "a step or a function, not str"),
         ({"compensate": lambda outcome: None}, r"called as book.compensate\(outcome, city, child=child\)"),
         ({"compensate": lambda outcome, city: None}, "unexpected keyword argument 'child'"),

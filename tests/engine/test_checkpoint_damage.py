@@ -258,7 +258,7 @@ async def test_a_damaged_checkpoint_is_archived_whole_with_a_note_and_the_result
     with caplog.at_level(logging.WARNING):
         app = await machine.worker()
         assert await app.get("r").result(timeout=60) == 45
-    assert f"The checkpoint at event {seqs[-1]} of run r was passed over" in caplog.text
+    assert f"The checkpoint at event {seqs[-1]} of run r was not used" in caplog.text
     assert NOTES == ["add 7", "add 8", "add 9"], "what had finished after the older one is not done again"
     (archived,) = machine.store.archived("r")
     assert archived[:4] == ("r", 1, "checkpoint", seqs[-1])

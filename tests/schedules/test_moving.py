@@ -55,7 +55,7 @@ async def test_a_copy_of_a_schedule_is_paused_where_it_is_imported(tmp_path: Pat
         await app.import_(str(path))
         shown = await app.get_schedule("nightly").show()
         assert shown.is_paused
-        assert "goes on where that was exported" in shown.note
+        assert "continues where that was exported" in shown.note
         await app.get_schedule("nightly").delete()
         await app.import_(str(path), copies=True)
         assert not (await app.get_schedule("nightly").show()).is_paused

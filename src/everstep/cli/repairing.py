@@ -53,7 +53,7 @@ def _print(report: Repair, *, dry_run: bool) -> None:
     if not report.problem:
         out.print(styled("✓ ", "green").append(f"{report.run}: sound, nothing to repair"))
         return
-    verb = "would go on" if dry_run else "goes on"
+    verb = "would continue" if dry_run else "continues"
     mark = styled("· " if dry_run else "✓ ", "green")
     out.print(mark.append(f"{report.run}: {verb} from event {report.last_good}; {report.archived} events archived"))
     out.print(styled(f"  {clean(report.problem)}", "dim"))

@@ -204,7 +204,7 @@ def resume_command(name: str, url: str | None, in_json: bool) -> None:
         return await app.get_schedule(name).show()
 
     facts, is_served = _acted(url, resume)
-    _say(name, f"goes on; {_next(facts)}", {"is_paused": False, "next_at": facts.next_at}, in_json=in_json)
+    _say(name, f"continues; {_next(facts)}", {"is_paused": False, "next_at": facts.next_at}, in_json=in_json)
     if not in_json:
         _say_who_starts(url, is_served=is_served)
 

@@ -202,7 +202,7 @@ def _undone(view: RunView, url: str | None) -> list[Any]:
         if names := [name for name, undone in view.compensations.items() if undone == state]:
             lines.append(f"{title}: {', '.join(names)}")
             if state == "wanted" and ended:
-                lines.append(f"go on undoing:  {line_to_paste('rollback', view.id, url=url)}")
+                lines.append(f"continue undoing:  {line_to_paste('rollback', view.id, url=url)}")
     if not lines:
         lines.append("nothing had to be undone" if ended else "is about to be undone")
     return [*(styled("↩ ", "yellow").append(clean(line)) for line in lines), ""]

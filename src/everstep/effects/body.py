@@ -83,7 +83,7 @@ class StepBody(msgspec.Struct, eq=False):
 
     def refuse_given_up(self) -> None:
         """Raise `NotDone` if the engine has given the attempt up. May be called on any thread."""
-        raise AssertionError("an attempt that runs knows whether it is waited for")
+        raise AssertionError("an attempt that runs knows whether the run waits for it")
 
     def refuse_overtaken(self) -> None:
         """Raise `NotDone` if the attempt was given up, or if its run was taken over, as the store itself says.

@@ -72,7 +72,7 @@ def _note_own(error: psycopg.Error, *, is_outage: bool) -> None:
 
 
 class PsycopgTransaction(PostgresTransaction):
-    """A transaction on a connection of its own, which nobody else has used and nobody will."""
+    """A transaction on a new connection, which nothing else uses."""
 
     cursors: ClassVar[Any] = {False: psycopg.RawCursor, True: psycopg.AsyncRawCursor}
 
@@ -131,7 +131,7 @@ class PsycopgTransaction(PostgresTransaction):
     def interrupt(self) -> None:
         """Let the server stop the statement. (That of an `async` body is stopped with its task.)"""
         if not self._is_async and self._cancelling is None:
-            # On a thread: a connection is made for it, and whoever gives up need not wait for that.
+            # On a thread, because it opens a connection, for which the caller need not wait.
             cancelling = threading.Thread(target=self._cancel, name="everstep cancel", daemon=True)
             with contextlib.suppress(RuntimeError, MemoryError):  # without a thread, the statement ends by itself
                 cancelling.start()
@@ -258,9 +258,7 @@ def _check_readable(url: str) -> None:
     for host in (rest if at else user).partition("/")[0].split(","):
         port = host.rpartition("]")[2].partition(":")[2]
         if port and not port.isdecimal():
-            raise Misuse(
-                "In the URL of a database, a number stands behind the : of a host. A password needs an @ after it."
-            )
+            raise Misuse("In the URL of a database, a number follows the : of a host. A password needs an @ after it.")
 
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@
            →  the body
            →  complete the row: now it is the marker, and without a guard  →  COMMIT
 
-Whoever else tries at the same time waits for the row: for as long as the transaction may still be committed, and be it
-by a session whose client is gone. So a COMMIT whose answer was lost is decided when somebody else gets the turn.
+Another attempt at the same time waits for the row: for as long as the transaction may still be committed, even by a
+session whose client is gone. So a COMMIT whose answer was lost is decided when another attempt gets the turn.
 """
 
 import abc
@@ -24,7 +24,7 @@ from everstep.stores.sql.sqlstates import passes
 
 DEFAULT_SCHEMA: Final = "everstep"
 WAIT: Final = "2s"
-"""So long the server waits for others at a time. Then it is seen whether anybody still waits for the attempt."""
+"""How long the server waits for others at a time. Then the attempt checks whether it is still wanted."""
 
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _SCHEMA: Final = re.compile(r"\beverstep(?=\.)|(?<=CREATE SCHEMA )everstep\b")
@@ -107,7 +107,7 @@ def meaning(error: BaseException) -> Meaning:
 
 
 class _InTheWay(Exception):
-    """Somebody else has just made the table, or has the turn for longer than the role lets a statement wait."""
+    """Another session has just made the table, or has the turn for longer than the role lets a statement wait."""
 
     sqlstate = SERIALIZATION
 
@@ -142,7 +142,7 @@ class PostgresTransaction(abc.ABC):
         """Which server process it is with: another one has been started since."""
 
     async def begin(self, *, makes_table: bool) -> None:
-        """Begin it. Where the table of markers is not known to be there, it is looked for, and made."""
+        """Begin the transaction. With `makes_table`, make the table of markers if it does not exist."""
         await self.ask("may_write")
         if makes_table:
             await self._make_table()

@@ -1,4 +1,4 @@
-"""PostgreSQL by SQLAlchemy, with whatever driver the engine has. Imported only when somebody passes such an object.
+"""PostgreSQL by SQLAlchemy, with whatever driver the engine has. Imported only when a program passes such an object.
 
 What the body gets is what the program uses elsewhere: a connection, or a session of a session maker. Connections come
 from the engine's own pool, and go back to it. Those for asyncio cannot: they belong to the loop that made them, and

@@ -142,7 +142,7 @@ class Graph(Workflow, Generic[S]):
         work under its contract. A function is workflow code: it may call steps, `everstep.sleep` and so on, and must
         not touch the outside itself. A graph is a child run that begins with the fields that both states have.
 
-        name: of the node (default: the function's). Its steps and visits stand under it in the history.
+        name: of the node (default: the function's). Its steps and visits have this name in the history.
         effect: makes a function a step with this contract.
         join: when it begins, if several edges lead to it: when `all` branches that were taken have come (default), or
             with `any`, the first.

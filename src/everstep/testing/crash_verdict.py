@@ -122,7 +122,7 @@ class Judge:
         if hold.reason != "diverged":
             found = [f"held as {hold.reason}: {harmless(hold.summary)}"]
             place = self._causes.place_of(hold.step or "") or self._causes.own_place()
-            return Broken("the run goes on by itself", place, found=found)
+            return Broken("the run continues by itself", place, found=found)
         return self.diverged(report_facts(hold).get("differences", []))
 
     def diverged(self, differences: list[dict[str, Any]]) -> Broken:

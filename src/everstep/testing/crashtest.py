@@ -3,8 +3,8 @@
     report = crash_everywhere(order, "lamp", files=("out/*.txt",))
     assert report.holds, report.text()
 
-Each trial has real processes in a folder of its own: one is killed with SIGKILL at a boundary, another goes on, and in
-further trials that one is killed as well. What the trial leaves behind must be what an undisturbed run leaves behind:
+Each trial has real processes in a folder of its own: one is killed with SIGKILL at a boundary, another continues, and
+in further trials that one is killed as well. What the trial leaves behind must be what an undisturbed run leaves behind:
 the end, published values, declared files, effects in the ledger, and the history.
 """
 
@@ -346,7 +346,7 @@ class CrashTest:
         broken: Broken | None = None
         if ended is None or (ended != 0 and ended != KILLED):
             how = f"took longer than {self._setting.seconds:g} s" if ended is None else f"ended with {ended}"
-            broken = Broken("the run goes on by itself", found=[f"a process {how}", *_last_lines(trial.output())])
+            broken = Broken("the run continues by itself", found=[f"a process {how}", *_last_lines(trial.output())])
             broken.history = account.history
         elif status != KILLED:
             outcome.verdict = "missed"

@@ -6,7 +6,7 @@
 Nothing is done in such a replay: no step runs. The code must ask for the same things in the same order, with the same
 arguments, and end in the same way; otherwise `GoldenDiffers` says where it does not.
 
-Without payloads a file has only what was asked for: kinds, steps, digests, times. It may stand in a repository when the
+Without payloads a file has only what was asked for: kinds, steps, digests, times. It may be in a repository when the
 data must not. The test then says what the run was given and what its steps returned:
 
     replay_golden("golden/order-17.json", order, "lamp", outcomes={"charge": "receipt-1"}, signals={"approved": True})

@@ -58,7 +58,7 @@ class Ledger:
 
     @classmethod
     def start(cls, folder: str | Path) -> Self:
-        """Start the process. On a folder with a ledger it goes on with that one."""
+        """Start the process. On a folder with a ledger it continues that one."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         program = Path(__file__).with_name("ledger_process.py")
@@ -68,7 +68,7 @@ class Ledger:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         if not url:
-            raise RuntimeError(f"The ledger in {path} did not start; what it said stands above.")
+            raise RuntimeError(f"The ledger in {path} did not start; its output is above.")
         return cls(path, process, url)
 
     def behave(self, effect: str, mode: Mode) -> None:

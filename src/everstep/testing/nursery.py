@@ -26,7 +26,7 @@ class Parent:
         )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"ready\n":
-            raise RuntimeError("The parent of the processes to kill did not start; what it said stands above.")
+            raise RuntimeError("The parent of the processes to kill did not start; its output is above.")
 
     def child(self, ask: bytes, seconds: float) -> int | None:
         """Run a child to its end and return its exit status; None if it was killed because it took too long."""

@@ -29,6 +29,6 @@ def judge_generations(judges: Sequence[HistoryJudge]) -> list[Violation]:
         if judge.carried_head and (
             before is None or before.ended_by is None or before.ended_by.digest.hex() != judge.carried_head
         ):
-            what = f"generation {generation} goes on from an end that is not there"
+            what = f"generation {generation} continues from an end that does not exist"
             found.append(Violation("D6", run, 1, what))
     return found

@@ -119,7 +119,7 @@ class HistoryJudge:
             self._event = event
             digest = chain_next(digest, *event[:5], self.history.key)
             if event.seq != expected:
-                self._broken("L5", f"it stands where event {expected} should")
+                self._broken("L5", f"it is where event {expected} should be")
             if digest != event.digest:
                 self._broken("L5", "it does not match its digest")
                 digest = event.digest
@@ -146,7 +146,7 @@ class HistoryJudge:
             self._entropy = self._switches.pop(0)[1]
         if self.ended_by is not None and event.kind != "run_retried":
             rule = "D1" if event.kind in ENDS else "L3"
-            self._broken(rule, f"stands after the run's end (event {self.ended_by.seq})")
+            self._broken(rule, f"is after the run's end (event {self.ended_by.seq})")
         if event.kind in ENDS or event.kind == "run_continued":
             self.ended_by = event
         elif event.kind in _JUDGE:
@@ -307,7 +307,7 @@ class HistoryJudge:
         if body.number <= self._last_checkpoint:
             self._broken("R1", f"is checkpoint {body.number}, and the one before was {self._last_checkpoint}")
         if any(not call.outcome and not call.cancelled for call in self._under_way()):
-            self._broken("R1", "stands where something else is under way")
+            self._broken("R1", "is where something else is under way")
         self._last_checkpoint = body.number
         self._begin(body.call, Call(self._event.kind, self._event.seq, checkpoint=body.number))
 
@@ -415,7 +415,7 @@ class HistoryJudge:
         elif number:
             self.consumed[number] = self._event.seq
 
-    # -- going on after a failure -----------------------------------------------------------------------------------
+    # -- continuing after a failure --------------------------------------------------------------------------------
     def _run_retried(self, body: Any) -> None:
         """What the code did since the event `voids` no longer counts, and its calls' numbers are used again."""
         self.ended_by = None

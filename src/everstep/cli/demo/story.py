@@ -20,11 +20,11 @@ Say = Callable[[str, str, str], None]
 """Takes a mark, a text and a style."""
 
 DEAD_SECONDS = 0.7
-"""For so long the program is dead, so that a person can see it."""
+"""How long the program stays dead, so that a person can see it, in seconds."""
 
 
 class Kill(msgspec.Struct):
-    """One kill, and how the program went on."""
+    """One kill, and how the program continued."""
 
     where: str
     at_seconds: float
@@ -117,9 +117,11 @@ def _start_again(stage: Stage, say: Say, kill: Kill) -> None:
     seq = stage.timeline.last_seq
     began = time.monotonic()
     pid = stage.start()
-    stage.wait_for("it went on", lambda row: row.head_seq > seq)
+    stage.wait_for("it continued", lambda row: row.head_seq > seq)
     kill.went_on_after_ms = round(1000 * (time.monotonic() - began))
-    say("↻", f"process {pid} went on after {kill.went_on_after_ms} ms; {kill.steps_done} steps not done again", "cyan")
+    say(
+        "↻", f"process {pid} continued after {kill.went_on_after_ms} ms; {kill.steps_done} steps not done again", "cyan"
+    )
 
 
 def judged(first: Stage, second: Stage, kills: list[Kill], began: float) -> Outcome:

@@ -55,7 +55,7 @@ class Client:
         version: str = "",
         transaction: Any = None,
     ) -> Run[Any]:
-        """Start a run of a workflow by its name. It is `queued` until a worker that knows the workflow takes it up.
+        """Start a run of a workflow by its name. It is `queued` until a worker that knows the workflow claims it.
 
         Nothing checks the name and the arguments here; a worker does. What the workflow's code declares about a start
         (`queue`, `timeout`, `version`, `budget`) is not known here either: say the first three, and start a workflow

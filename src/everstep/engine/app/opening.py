@@ -165,7 +165,7 @@ def open(
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
 
     url: `sqlite:///file.db`, a path, `postgresql://…`, or `memory:` for tests; default `EVERSTEP_URL`, else `sqlite:///everstep.db`.
-    recover: also take up unfinished runs whose owner is gone, now and from now on.
+    recover: also resume unfinished runs whose owner is gone, now and from now on.
     lease: seconds after which a worker that does not answer loses its runs. (A dead one here loses them at once.)
     durability: `"power"` (default): every commit survives a power failure. `"process"`: it survives the death of the
         process, not of the machine.
@@ -179,7 +179,7 @@ def open(
     retention: how long ended runs are kept: seconds, a `timedelta`, or an `everstep.Retention` with more options. While
         this app drives runs, it deletes older ones in the background. Default: everything is kept.
     queues: the queues whose runs this app drives, such as `["default", "mail"]`. Default: all.
-    patience: seconds. When anything in the background has failed for this time without a success, the app takes up no
+    patience: seconds. When anything in the background has failed for this time without a success, the app claims no
         more runs of others until it succeeds.
     gone_after: seconds after which a worker elsewhere that gives no sign of life counts as gone, so that the probes of
         its `once` steps decide without a person. The risk: one that was only cut off may still act then, and an effect

@@ -38,7 +38,7 @@ def called_inline(loop: WorkflowLoop, function: Callable[..., Any], args: tuple[
     future = loop.create_future()
     try:
         future.set_result(function(*args))
-    except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
+    except Exception as error:  # noqa: BLE001 - the code that awaits it gets it
         future.set_exception(error)
     return future
 

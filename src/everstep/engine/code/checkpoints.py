@@ -208,13 +208,13 @@ class Checkpoints:
             self._functions = functions
         elif functions != self._functions:
             raise Misuse(
-                f"{_at(source)}everstep.checkpoint() by other functions than the first time: a run that goes on comes "
+                f"{_at(source)}everstep.checkpoint() by other functions than the first time: a resumed run comes "
                 "back there, and not here. Call it at one place, at the top of the loop."
             )
         if execution.books is not None and not execution.books.come_to_checkpoint():
             raise Misuse(
-                f"{_at(source)}everstep.checkpoint() in another part of the budget than the first time: a run that "
-                "goes on comes back there, and not here. Call it outside of the `with everstep.budget(…):` block."
+                f"{_at(source)}everstep.checkpoint() in another part of the budget than the first time: a resumed "
+                "run comes back there, and not here. Call it outside of the `with everstep.budget(…):` block."
             )
         _refuse_unknown_witnesses(execution, self._witnesses, source)
         payload = execution.codec.encode(state, self._types, "the state of the checkpoint")
@@ -279,7 +279,7 @@ def take_checkpoint(execution: "Execution", state: Any, every: int | None, keep:
         listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise Misuse(
             f"{_at(persons_line(frame))}everstep.checkpoint() with something else under way ({listed}): a run "
-            "that goes on from the checkpoint would not find it again. Await it or cancel it before."
+            "that continues from the checkpoint would not find it again. Await it or cancel it before."
         )
     return execution.checkpoints_of_run().take(execution, state, every, keep, frame)
 
@@ -310,8 +310,8 @@ def _refuse_unknown_witnesses(execution: "Execution", known: "dict[str, Taken]",
     for subject, taken in execution.witnesses.items():
         if subject not in known and (taken.judge is not None or recipe_of(taken.witness) is None):
             raise Misuse(
-                f"{_at(source)}everstep.checkpoint() of a run that remembers {subject}, which a run that goes on from "
-                "the checkpoint could not observe again, or not judge. `expect` it before the first "
+                f"{_at(source)}everstep.checkpoint() of a run that remembers {subject}, which a resumed run "
+                "could not observe again, or not judge. `expect` it before the first "
                 "checkpoint, or `release` it."
             )
 

@@ -53,8 +53,8 @@ def unwind(loop: WorkflowLoop, context: Context, run: str = "") -> None:
     loop.unwinding = None
     if unwinding.left:
         log.warning(
-            "Workflow code of run %s caught Evicted and went on, at %s. It was taken out of memory as it was, and does "
-            "nothing more. Catch Exception there, not BaseException.",
+            "Workflow code of run %s caught Evicted and continued, at %s. It was taken out of memory as it was, and "
+            "does nothing more. Catch Exception there, not BaseException.",
             run,
             "; ".join(dict.fromkeys(unwinding.left)),
         )

@@ -229,7 +229,7 @@ def refuse_crossing(run: str, crossed: Sequence[Crossed], *, across_once: bool) 
     advice = "How it ended is not known, so it cannot be allowed; `everstep show` says more."
     if not unknown:
         advice = (
-            "If that is right, `everstep retry --across-once` (across_once=True) goes on: outcomes of the run's own "
+            "If that is right, `everstep retry --across-once` (across_once=True) continues: outcomes of the run's own "
             "steps are kept and not done again, child runs are started anew."
         )
     what = f"A retry of {run} would go back over effects that must not happen twice"

@@ -337,7 +337,7 @@ def _unlike(row: RunRow, event: EventRow) -> Damaged | SecretsLeftOut:
 def _newer(row: RunRow, seq: int, kind: str) -> NewerHistory:
     return NewerHistory(
         f"Event {seq} of run {row.id} is of a kind that this release does not know ({kind}). "
-        "A worker of the release that wrote it goes on with the run."
+        "A worker of the release that wrote it continues the run."
     )
 
 

@@ -136,7 +136,7 @@ class Background:
             return None
         try:
             result = function(*args)
-        except Exception as error:  # noqa: BLE001  # whatever it is, other work goes on
+        except Exception as error:  # noqa: BLE001  # in any case, other work continues
             self.failed(name, error)
             return None
         self.works(name)
@@ -148,7 +148,7 @@ class Background:
             return None
         try:
             result = await function(*args)
-        except Exception as error:  # noqa: BLE001  # whatever it is, other work goes on
+        except Exception as error:  # noqa: BLE001  # in any case, other work continues
             self.failed(name, error)
             return None
         self.works(name)

@@ -250,7 +250,7 @@ class Committer:
             batch, began = box.pop(), time.perf_counter()
             try:
                 verdicts = self.store.commit(list(map(_operation_of, batch)))
-            except BaseException as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
+            except BaseException as error:  # noqa: BLE001  # every failure goes to those that wait for the commit
                 self._tell(self._fail, batch, error)
             else:
                 self._tell(self._done_elsewhere, batch, verdicts, time.perf_counter() - began)

@@ -43,7 +43,7 @@ class Elsewhere:
     def _work(self, future: "asyncio.Future[Any]", function: Callable[[], Any]) -> None:
         try:
             told: tuple[Any, BaseException | None] = (function(), None)
-        except BaseException as error:  # noqa: BLE001  # whoever asked gets it
+        except BaseException as error:  # noqa: BLE001  # the caller gets it
             told = (None, error)
         try:
             self._loop.call_soon_threadsafe(self._ended, future, *told)

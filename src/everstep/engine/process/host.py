@@ -175,7 +175,7 @@ class Host:
 
     # -- opening and closing ---------------------------------------------------------------------------------------
     async def open(self) -> Self:
-        """Begin: bind to the running loop, and with `recover` take up what was left behind."""
+        """Begin: bind to the running loop, and with `recover` resume what was left behind."""
         asyncio_parts.install()
         self.loop = asyncio.get_running_loop()
         descent.watch_tasks(self.loop)
@@ -410,7 +410,7 @@ class Host:
         except (StoreError, asyncio.CancelledError):
             self.want(run)  # it may be this worker's by now, and no other would look for it
             raise
-        except Exception as error:  # noqa: BLE001  # it reaches this run alone; others are taken up
+        except Exception as error:  # noqa: BLE001  # it reaches this run alone; others are claimed
             stumbled = error
             return False
         finally:

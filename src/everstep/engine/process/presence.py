@@ -99,7 +99,7 @@ class Presence:
             by = f" by {said.by}" if said.by else ""
             raise WorkerGone(
                 f"The {said.kind} {said.name} was declared gone{by}: {said.note}. This process lives, and what it had "
-                "begun may have been done again elsewhere. It takes up no run and begins nothing more. Stop it; a new "
+                "begun may have been done again elsewhere. It claims no run and begins nothing more. Stop it; a new "
                 "process may start."
             )
 

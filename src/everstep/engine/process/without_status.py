@@ -33,7 +33,7 @@ async def hold_runs_without_status(app: Process) -> None:
         with app.setting_aside(run):
             try:
                 await _hold(app, run)
-            except Damaged as error:  # it concerns this run alone: others are held, and the worker goes on claiming
+            except Damaged as error:  # it concerns this run alone: others are held, and the worker keeps claiming
                 log.error("Run %s has no status, and its row cannot be read: %s", run, error)
                 app.cannot_take_up(run)
 

@@ -136,7 +136,7 @@ def go_on(host: RunHost, driver: Driver, *, is_new: bool = False, arrived: Seque
     try:
         driver.go_on(is_new=is_new, arrived=arrived)
     except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
-        log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
+        log.error("Run %s cannot continue just now, and is resumed later: %s", driver.run, error)
         host.take_again(driver)
     except BaseException as error:
         if (stop := stop_in(error)) is not None:

@@ -186,7 +186,7 @@ class Driver:
         """Whether nothing more is done for this run here: it ends, is held, or has left."""
         return bool(self.stopped or self.ending or self.hold)
 
-    # -- going on after a replay -----------------------------------------------------------------------------------
+    # -- continuing after a replay ---------------------------------------------------------------------------------
     def go_on(self, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
         """Settle the steps that are open by their contracts, then do what the code asks for beyond its history.
 
@@ -321,7 +321,7 @@ class Driver:
         self.come_to_rest()
 
     def _take_again(self, error: StoreError) -> None:
-        log.error("A payload of run %s cannot be read just now; the run is taken up again. %s", self.run, error)
+        log.error("A payload of run %s cannot be read just now; the run is resumed later. %s", self.run, error)
         self.app.take_again(self)
 
     # -- commands --------------------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ class Keys:
             changes.waits = [wait for wait in changes.waits if wait.call != call.call]
         return self._known.pop(call.call)
 
-    # -- going on --------------------------------------------------------------------------------------------------
+    # -- continuing ------------------------------------------------------------------------------------------------
     def woken(self, number: int, row: EffectRow | None) -> None:
         """Act on the change of a key that a step waits for; `row` is its present owner. An outdated change has no
         effect.

@@ -523,7 +523,7 @@ def _refuse(app: Host, header: Header, family: Sequence[RunDump], *, skip_existi
         if dump.arrivals and note_of(dump).life == app.store.life():
             raise Misuse(
                 f"The run {dump.row.id} comes from a backup of this very store, and has not been asked yet whether it "
-                "lacks anything. Let a worker take it up there, then export it. Nothing was imported."
+                "lacks anything. Let a worker resume it there, then export it. Nothing was imported."
             )
     if header.entropy == app.store.entropy:
         return

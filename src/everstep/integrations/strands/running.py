@@ -243,8 +243,8 @@ def durable(
         async def report(topic: str) -> str:
             return str(await durable(agent).invoke_async(f"Write about {topic}"))
 
-    In a workflow the calls are steps of its run. Outside of one, with an `id`, each call is a run of its own, and a
-    script that is run again after a crash goes on where it was: `durable(agent, id="report-17")("Write about tides")`.
+    In a workflow the calls are steps of its run. Outside of one, with an `id`, each call is a run of its own, and
+    a script that is run again after a crash continues: `durable(agent, id="report-17")("Write about tides")`.
 
     A tool that is an `@everstep.tool` or `@everstep.step` under Strands' `@tool` has its own contract; others are
     `repeat`, unless `contracts` says otherwise.

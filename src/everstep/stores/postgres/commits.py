@@ -488,7 +488,7 @@ class Writer:
         if self.patience.is_over:
             raise StoreError(
                 f"{self._address.shown} cannot be reached ({outage}), and the store was closed. What was being written "
-                "is unknown; every run is verified before it goes on."
+                "is unknown; every run is verified before it continues."
             ) from outage
 
     def _raise_outage(self, error: Exception) -> None:

@@ -947,7 +947,7 @@ SELECT CAST(id AS BLOB) FROM (
 
 -- name: events_packed
 -- A whole history in one row, for the same reason as above: row by row, a busy thread makes loading 10,000 events take
--- many seconds. Column by column, so that no row has to be taken apart again. Digests and bodies stand in turn: joined,
+-- many seconds. Column by column, so that no row has to be taken apart again. Digests and bodies alternate: joined,
 -- they are TEXT, which their bytes go through unchanged, for SQLite does not look into it. Whether numbers are missing
 -- shows in their extremes; a digest of another length, in the length of the whole, or as one that does not match.
 SELECT (SELECT min(seq) FROM events WHERE run = ?1 AND generation = ?2 AND seq BETWEEN ?3 AND ?4),
