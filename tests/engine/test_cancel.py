@@ -10,13 +10,7 @@ from everstep import step, workflow
 from everstep.errors import Misuse, RunCancelled, RunEnded, RunTimedOut, UnknownRun
 from everstep.stores.protocol import Append, Post
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import NOTES
-
-
-@step
-async def note(text: str) -> str:
-    NOTES.append(text)
-    return text
+from tests.worlds.ledger import NOTES, note
 
 
 @workflow

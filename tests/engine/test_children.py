@@ -11,13 +11,7 @@ from everstep.errors import IdConflict, RunCancelled
 from everstep.model.events import decode_body
 from everstep.stores.protocol import Append
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import NOTES
-
-
-@step
-async def note(text: str) -> str:
-    NOTES.append(text)
-    return text
+from tests.worlds.ledger import NOTES, note
 
 
 @workflow

@@ -13,13 +13,7 @@ from everstep.errors import Misuse
 from everstep.stores.protocol import Claim, Claimed
 from tests.engine.resume_helpers import Gate, Machine, Program, freeze
 from tests.waiting import stop_between_writes
-from tests.worlds.ledger import NOTES
-
-
-@step
-async def note(text: str) -> str:
-    NOTES.append(text)
-    return text
+from tests.worlds.ledger import NOTES, note
 
 
 @workflow

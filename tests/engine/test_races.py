@@ -13,13 +13,7 @@ from everstep.errors import RunCancelled, RunEnded, StoreFailed
 from everstep.stores.protocol import RunFilter, StartRun
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import NOTES
-
-
-@step
-async def note(text: str) -> str:
-    NOTES.append(text)
-    return text
+from tests.worlds.ledger import NOTES, note
 
 
 @workflow

@@ -5,6 +5,8 @@ It is an account that is not the engine's: tests compare it with the history.
 
 from typing import Any
 
+from everstep import step
+
 NOTES: list[Any] = []
 """What bodies did, in order."""
 KEYS: list[Any] = []
@@ -47,3 +49,10 @@ async def act(what: str) -> None:
     """Note what a body does, and wait at the gate of that name."""
     NOTES.append(what)
     await pass_gate(what)
+
+
+@step
+async def note(text: str) -> str:
+    """A step that only notes what it is given."""
+    NOTES.append(text)
+    return text
