@@ -244,7 +244,7 @@ async def test_what_was_done_and_freed_by_hand_is_another_action_to_its_receiver
     assert len(keys_presented()) == 2
     assert [body.round for body in machine.bodies("b", "step_started")] == [1]
     assert await app.run(charging, 7, id="c") == "paid 5 by b"
-    with pytest.raises(Misuse, match="Nobody has the key"):
+    with pytest.raises(Misuse, match="No step has the key"):
         await app.free_key("invoice:none")
     sound(machine)
 

@@ -90,7 +90,7 @@ async def _decide(key: str, what: str, value: Any, note: str, url: str | None, *
     async with acting(url) as app:
         row = app.store.effect(key)
         if row is None or row.state == "free":
-            raise Misuse(f"Nobody has the key {clean(key)!r} in {place_of(app.store)}. `everstep effects` lists them.")
+            raise Misuse(f"No step has the key {clean(key)!r} in {place_of(app.store)}. `everstep effects` lists them.")
         one = key_view(app.store, row)
         means, waiting = one.consequence(what), one.waiting
         if yes and what == "free":
