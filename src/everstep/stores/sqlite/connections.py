@@ -167,10 +167,10 @@ class Identity:
     SQLite keeps its files open. If they are moved, removed or replaced, it goes on writing what nobody will find.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
+    def __init__(self, path: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        found = {name: _identity(name) for name in (path, f"{path}-wal", f"{path}-shm")}
+        names = (path, f"{path}-wal", f"{path}-shm") if path is not None else ()  # in memory there are none
+        found = {name: _identity(name) for name in names}
         self._files = {name: there for name, there in found.items() if there}  # a VFS may have others
         self._next_look = 0.0
 
