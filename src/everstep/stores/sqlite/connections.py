@@ -172,6 +172,7 @@ class Identity:
         names = (path, f"{path}-wal", f"{path}-shm") if path is not None else ()  # in memory there are none
         found = {name: _identity(name) for name in names}
         self._files = {name: there for name, there in found.items() if there}  # a VFS may have others
+        self.has_files = path is not None
         self._next_look = 0.0
 
     def look(self, *, now: bool = False) -> StoreMoved | None:
