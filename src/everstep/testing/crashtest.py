@@ -4,8 +4,8 @@
     assert report.holds, report.text()
 
 Each trial has real processes in a folder of its own: one is killed with SIGKILL at a boundary, another continues, and
-in further trials that one is killed as well. What the trial leaves behind must be what an undisturbed run leaves behind:
-the end, published values, declared files, effects in the ledger, and the history.
+in further trials that one is killed as well. What the trial leaves behind must be what an undisturbed run leaves
+behind: the end, published values, declared files, effects in the ledger, and the history.
 """
 
 import itertools
