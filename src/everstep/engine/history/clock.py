@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from everstep.stores.ticks import nanoseconds as machine_nanoseconds
 from everstep.stores.ticks import ticks as machine_ticks
 
 SECOND: Final = 1_000_000
@@ -53,8 +54,8 @@ class Clock(Protocol):
 class StoreClock:
     """The store's clock, carried on between two readings by the machine's ticks. It never goes back."""
 
-    def __init__(self, store_now: Callable[[], int], ticks: Callable[[], int] = machine_ticks) -> None:
-        self.ticks = ticks
+    def __init__(self, store_now: Callable[[], int], nanoseconds: Callable[[], int] = machine_nanoseconds) -> None:
+        self._nanoseconds = nanoseconds
         self._store_now = store_now
         self._lock = threading.Lock()
         self._floor = 0
@@ -66,8 +67,12 @@ class StoreClock:
 
     def now(self) -> int:
         """Return microseconds since 1970, by the store's clock."""
-        at = self.ticks() + self._offset
+        at = self._nanoseconds() // 1000 + self._offset  # a driver asks for each event
         return at if at > self._floor else self._floor
+
+    def ticks(self) -> int:
+        """Return microseconds that pass whatever is done to the store's clock."""
+        return self._nanoseconds() // 1000
 
     def read_again(self) -> int:
         """Compare with the store's clock, and return what it is now: `now` may be ahead of that. On any thread."""

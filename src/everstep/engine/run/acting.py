@@ -60,7 +60,7 @@ class Acting:
         yield from self._beside()
         for driver in list(self._app.drivers.values()):
             if not driver.stopped:
-                for call in list(driver.attempts.bodies.running):
+                for call in list(driver.attempts.running):
                     yield driver.run, call, "its body"
 
     def _beside(self) -> Iterator[tuple[str, int, str]]:

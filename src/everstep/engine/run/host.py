@@ -18,7 +18,7 @@ from everstep.stores.rows.keys import KeyChanges
 from everstep.stores.rows.notifications import NotificationRow
 
 if TYPE_CHECKING:
-    from everstep.engine.run.bodies import BodyTasks
+    from everstep.engine.run.attempts import BodyTasks
     from everstep.engine.run.driver import Driver
     from everstep.engine.run.holds import HoldReport
     from everstep.engine.run.writer import RunWriter

@@ -5,7 +5,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from typing import Final, Literal
 
 import apsw
@@ -167,19 +166,15 @@ class Identity:
     SQLite keeps its files open. If they are moved, removed or replaced, it goes on writing what nobody will find.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._clock = clock
+    def __init__(self, path: str) -> None:
         found = {name: _identity(name) for name in (path, f"{path}-wal", f"{path}-shm")}
         self._files = {name: there for name, there in found.items() if there}  # a VFS may have others
-        self._next_look = 0.0
+        self.look_at = 0.0
+        """The monotonic time from which on it is looked again."""
 
-    def look(self, *, now: bool = False) -> StoreMoved | None:
-        """Return what is wrong, if it is: looked at once a second at most, unless it must be known `now`."""
-        at = self._clock()
-        if at < self._next_look and not now:
-            return None
-        self._next_look = at + LOOK_SECONDS
+    def look(self) -> StoreMoved | None:
+        """Return what is wrong, if it is."""
+        self.look_at = time.monotonic() + LOOK_SECONDS
         for name, there in self._files.items():
             found = _identity(name)
             if found is not None and found != there:
