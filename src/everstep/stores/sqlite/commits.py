@@ -28,7 +28,7 @@ from everstep.errors import Damaged, Misuse, StoreError, StoreFailed
 from everstep.model.crash_points import crash_point, unarmed
 from everstep.model.status import Status
 from everstep.stores.brief import Busy, refuse_when_brief
-from everstep.stores.protocol import Append, Failed, Operation, RunRow, StartRun, Verdict, child_value
+from everstep.stores.protocol import Append, Failed, Operation, RunRow, StartRun, Verdict, check_events, child_value
 from everstep.stores.sql.batch import Batch, has_more
 from everstep.stores.sql.operations import ACCEPTED, Operations
 from everstep.stores.sql.reading_back import is_there
@@ -153,8 +153,8 @@ class Transaction(Operations):
         for append in appends:
             if append.plain or stays(append):
                 row, first, last = append.row, append.events[0], append.events[-1]
-                follows = first[0] == append.expected_seq + 1 and last[0] == append.expected_seq + len(append.events)
-                assert follows, "the events follow the head that is expected"
+                if first[0] != append.expected_seq + 1 or last[0] != append.expected_seq + len(append.events):
+                    check_events(append)  # it raises, and says why
                 heads += (append.run, append.generation, append.epoch, append.expected_seq, append.expected_digest)
                 heads += (row.at, row.current_step, row.published, last[0], last[5])
             else:
