@@ -15,8 +15,8 @@ from everstep.engine.history.journal import Journal
 from everstep.engine.process import host
 from everstep.engine.process.holding import Holding
 from everstep.engine.run.attempts import StepAttempts
+from everstep.engine.run.doubts import Failures
 from everstep.engine.run.driver import Driver
-from everstep.engine.run.failures import Failures
 from everstep.engine.run.inbox import Deadlines, Inbox
 from everstep.engine.run.writer import RunWriter
 from everstep.stores.protocol import Failed

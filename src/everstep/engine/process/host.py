@@ -637,7 +637,7 @@ class Host:
 
     @cached_property
     def interrupted(self) -> Interrupted:
-        """The runs that were stopped, and are taken up again after a pause."""
+        """The runs that were stopped, and are resumed after a pause."""
         self.has_interrupted = True
         return Interrupted(self)
 

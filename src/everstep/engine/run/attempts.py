@@ -2,7 +2,7 @@
 
 In the order in which it happens: `begin` records what the code asked for, `start` starts a body (once its intent is
 durable, unless it is a `read`), `_perform` runs it, `end` takes what became of it, and `completed` records its outcome.
-What follows when it raises is in `failures.py`; what it may ask for while it runs, in `bodies.py`.
+What follows when it raises is in `doubts.py`; what it may ask for while it runs, in `bodies.py`.
 """
 
 import asyncio
@@ -26,8 +26,7 @@ from everstep.engine.history.clock import microseconds
 from everstep.engine.run.bodies import Attempt, Bodies, start_atomic
 from everstep.engine.run.budget import Spending
 from everstep.engine.run.compensation import note_compensated
-from everstep.engine.run.doubts import Doubts
-from everstep.engine.run.failures import Failures
+from everstep.engine.run.doubts import Doubts, Failures
 from everstep.engine.run.keys import Keys
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
@@ -78,7 +77,7 @@ class BodyTasks:
             task = asyncio.Task(run, loop=self._loop, context=self._context.copy())
             task.add_done_callback(self._note_end)
             self._takers.add(task)
-        except Exception as error:  # noqa: BLE001  # there is no memory for it: the runs are taken up again
+        except Exception as error:  # noqa: BLE001  # there is no memory for it: the runs are resumed later
             run.close()
             while self._waiting:
                 _, attempt, _ = self._waiting.popleft()
@@ -91,7 +90,7 @@ class BodyTasks:
             self._add_task()
 
     def _leave(self, task: "asyncio.Task[None]") -> None:
-        """A task goes on with the body that it has. Others follow, twice as many if more bodies wait in their turn."""
+        """A task continues with the body that it has. Others follow, twice as many if more bodies wait in their turn."""
         self._takers.discard(task)
         task.remove_done_callback(self._note_end)
         for _ in range(min(2, len(self._waiting) - len(self._takers))):

@@ -68,7 +68,7 @@ class Beside(msgspec.Struct):
     whereabouts: Mapping[str, Whereabouts] = {}
     """Where the other processes are that may have begun its open steps, as of when that was last asked."""
     asked_hold: Delivery | None = None
-    """The hold that was asked for before the run was taken up: it comes before any body begins."""
+    """The hold that was asked for before the run was claimed: it comes before any body begins."""
 
 
 class Driver:
@@ -454,7 +454,7 @@ class Driver:
         self.record_end(command.kind, body, command.payload or None)
 
     def end_generation(self, command: ContinueRun) -> None:
-        """The run goes on with a fresh history; nothing more is done in this one."""
+        """The run continues with a fresh history; nothing more is done in this one."""
         self.attempts.cancel_all()
         self.children.cancel_those_that_end_with_it()
         self.ending = command.kind

@@ -181,7 +181,7 @@ class Identity:
         """Whether a thread was asked to look, and has not: perhaps there is none."""
 
     def is_left_to_a_thread(self) -> bool:
-        """Tell whether a thread that may wait should look, for it is time: said once, for there may be no thread."""
+        """Return True if a thread that may wait should look: only once, because there may be no thread."""
         was_left, self.is_left = self.is_left, True
         return not was_left
 
