@@ -90,7 +90,7 @@ class BodyTasks:
             self._add_task()
 
     def _leave(self, task: "asyncio.Task[None]") -> None:
-        """A task continues with the body that it has. Others follow, twice as many if more bodies wait in their turn."""
+        """A task continues with its body. Others follow, twice as many if more bodies wait in their turn."""
         self._takers.discard(task)
         task.remove_done_callback(self._note_end)
         for _ in range(min(2, len(self._waiting) - len(self._takers))):
