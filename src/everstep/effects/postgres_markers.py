@@ -131,7 +131,7 @@ class PostgresTransaction(abc.ABC):
     """An open transaction. Its methods are coroutines; with a driver that blocks they wait for nothing."""
 
     has_savepoint = True
-    """Whether it begins with a savepoint: not where the driver sends one statement at a time."""
+    """Whether it begins with a savepoint. Not by SQLAlchemy: some of its drivers send one statement at a time."""
 
     def __init__(self, place: Place, *, durable: bool = True) -> None:
         self._place = place
