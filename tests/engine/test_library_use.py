@@ -317,6 +317,46 @@ def test_apps_on_two_threads_run_at_the_same_time(tmp_path: Path) -> None:
     assert results == {"a": 1225, "b": 1225, "c": 1225}
 
 
+def test_a_blocking_app_is_not_waited_for_on_its_own_loop(tmp_path: Path) -> None:
+    @step(effect="read")
+    async def ask_in_a_body() -> int:
+        return len(app.list())
+
+    @workflow
+    async def wait_for_itself(by: str) -> int:
+        if by == "workflow":
+            return app.run(sums, [1, 2])
+        if by == "close":
+            app.close()
+        return await ask_in_a_body()
+
+    with everstep.open(url(tmp_path)) as app:
+        for by in ("workflow", "body", "close"):
+            with pytest.raises(Misuse, match="on the loop of the blocking app"):
+                app.run(wait_for_itself, by)
+        assert app.run(sums, [1, 2]) == 3
+
+
+def test_an_app_that_two_threads_close_is_closed_once(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            app.close()
+        except BaseException as error:
+            failures.append(error)
+
+    for trial in range(10):
+        with everstep.open(url(tmp_path)) as app:
+            assert app.run(sums, [trial]) == trial
+            threads = [threading.Thread(target=close) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
 def test_an_app_gives_its_runs_back_so_that_the_next_one_goes_on_at_once(tmp_path: Path) -> None:
     @workflow
     async def flow() -> str:
