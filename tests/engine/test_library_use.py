@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,15 @@ def test_apps_on_two_threads_run_at_the_same_time(tmp_path: Path) -> None:
     assert results == {"a": 1225, "b": 1225, "c": 1225}
 
 
+def test_a_wrong_stream_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
+    with everstep.open(url(tmp_path)) as app:
+        run = app.start(sums, [1])
+        with pytest.raises(Misuse, match="is not a name for a stream"):
+            run.stream("two words")
+        with pytest.raises(Misuse, match="after=-1"):
+            run.stream("words", after=-1)
+
+
 def test_a_blocking_app_is_not_waited_for_on_its_own_loop(tmp_path: Path) -> None:
     @step(effect="read")
     async def ask_in_a_body() -> int:
@@ -338,23 +348,13 @@ def test_a_blocking_app_is_not_waited_for_on_its_own_loop(tmp_path: Path) -> Non
 
 
 def test_an_app_that_two_threads_close_is_closed_once(tmp_path: Path) -> None:
-    failures: list[BaseException] = []
-
-    def close() -> None:
-        try:
-            app.close()
-        except BaseException as error:
-            failures.append(error)
-
-    for trial in range(10):
-        with everstep.open(url(tmp_path)) as app:
-            assert app.run(sums, [trial]) == trial
-            threads = [threading.Thread(target=close) for _ in range(3)]
-            for thread in threads:
-                thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(3) as pool:
+        for trial in range(10):
+            with everstep.open(url(tmp_path)) as app:
+                assert app.run(sums, [trial]) == trial
+                closings = [pool.submit(app.close) for _ in range(3)]
+            for closing in closings:
+                closing.result()
 
 
 def test_an_app_gives_its_runs_back_so_that_the_next_one_goes_on_at_once(tmp_path: Path) -> None:
