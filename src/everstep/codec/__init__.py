@@ -3,6 +3,7 @@
 from everstep.codec.annotations import plain_type, types_text
 from everstep.codec.canonical import is_same, meaning_digest
 from everstep.codec.codec import Arguments, Codec, error_facts, is_immutable_scalar
+from everstep.codec.conversion import as_declared, converted
 from everstep.codec.signature import Live, Signature
 from everstep.codec.tables import ANY, Types, register, types_of
 
@@ -13,6 +14,8 @@ __all__ = [
     "Live",
     "Signature",
     "Types",
+    "as_declared",
+    "converted",
     "error_facts",
     "is_immutable_scalar",
     "is_same",

@@ -33,6 +33,8 @@ class RunStarted(Body):
     """The id of the chain key that the run's digests are made with, if they are."""
     unseen: bool = False
     """The parent that started it may have done so before, in a part of its history that is lost."""
+    unchecked: bool = False
+    """It was started by its workflow's name, where what the workflow declares of its arguments was not known."""
     budget: Allotment | None = None
     """How much the run may use, with its children."""
     carried: Carried | None = None

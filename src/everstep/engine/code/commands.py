@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import Arguments, Codec, is_same
+from everstep.codec import Arguments, Codec, converted, is_same
 from everstep.effects.step import Step
 from everstep.engine.code.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.code.workflow import Workflow
+from everstep.errors import NotDecodable
 from everstep.model import events as ev
 from everstep.model.digests import digest_of, step_key
 from everstep.model.secrets import HIDDEN
@@ -246,10 +247,16 @@ class AwaitSignal(Command):
         self.source = source
 
     def decode(self, codec: Codec, payload: bytes) -> Any:
-        """Return the value of a signal. Raises `NotDecodable` if it is not of the type that the code asked for."""
-        from everstep.engine.code.signals import decode_signal
+        """Return the value of a signal. Raises `NotDecodable` if it cannot be what the code asked for."""
+        types, annotation = self.types
+        return converted(codec.decode(payload, types), annotation).value
 
-        return decode_signal(codec, payload, *self.types)
+    def value_of(self, execution: Any, number: int, payload: bytes) -> Any:
+        """Return what the code is given for a signal; what plain data became is recorded. Raises `NotDecodable`."""
+        if number in execution.rejected:
+            raise NotDecodable("the code did not take it")
+        types, annotation = self.types
+        return execution.convert(execution.codec.decode(payload, types), types, annotation, f"signal {self.name}")
 
     def body(self) -> ev.Body:
         return ev.SignalAwaited(self.call, self.name, self.type_text, self.source)
@@ -283,6 +290,28 @@ class RejectSignal(Command):
 
     def compare(self, recorded: ev.SignalRejected) -> tuple[str, bool]:
         return ("", False) if recorded.number == self.number else ("signal", False)
+
+
+class ConvertValue(Command):
+    """Plain data became the type that the code asks for, and code of that type may have had a say."""
+
+    kind = "value_converted"
+    payload_field = "value"
+    __slots__ = ("call", "payload", "what")
+
+    def __init__(self, call: int, what: str, payload: bytes) -> None:
+        self.call = call
+        self.what = what
+        self.payload = payload
+
+    def body(self) -> ev.ValueConverted:
+        return ev.ValueConverted(self.call, self.what, msgspec.Raw(self.payload))
+
+    def text(self) -> str:
+        return f"conversion of {self.what}"
+
+    def compare(self, recorded: ev.ValueConverted) -> tuple[str, bool]:
+        return ("", False) if recorded.what == self.what else ("converted value", False)
 
 
 class ChildCall(Command):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from everstep.codec import ANY, Codec, Types, types_of, types_text
+from everstep.codec import ANY, Codec, Types, converted, types_of, types_text
 from everstep.engine.code.commands import AwaitSignal, RejectSignal
 from everstep.engine.code.loop import WorkflowFuture
 from everstep.errors import NotDecodable
@@ -82,7 +82,7 @@ class Receiving:
                 continue
             number, payload = signals.popleft()
             try:
-                value = command.decode(execution.codec, payload)
+                value = command.value_of(execution, number, payload)
             except NotDecodable as refused:
                 execution.issue(RejectSignal(execution.next_call(), name, number, str(refused)))
                 continue
@@ -121,17 +121,5 @@ class Receiving:
 
 
 def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:
-    """Decode a signal's value and check that it is of the type that the code asked for."""
-    return fitting(codec.decode(payload, types), annotation)
-
-
-def fitting(value: Any, annotation: Any) -> Any:
-    """Return a decoded value as the type that the code asked for. Raises `NotDecodable` if it is of another."""
-    if annotation in (Any, object):
-        return value
-    try:
-        return msgspec.convert(value, annotation, strict=True)
-    except msgspec.ValidationError as refused:
-        raise NotDecodable(f"not a {types_text(annotation)}: {refused}") from None
-    except TypeError:
-        return value  # a type that msgspec does not know; the codec's own check has passed
+    """Decode what was sent, as the type that is asked for. Raises `NotDecodable` if it cannot be that."""
+    return converted(codec.decode(payload, types), annotation).value

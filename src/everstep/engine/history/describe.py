@@ -14,6 +14,7 @@ COMMANDS: Final = frozenset(
         "timer_started",
         "signal_awaited",
         "signal_rejected",
+        "value_converted",
         "child_started",
         "child_cancelled",
         "value_published",
@@ -89,6 +90,8 @@ def recorded_text(event: Recorded) -> str:
         return f"timer of {body.duration / 1e6:g} s"
     if kind == "signal_awaited":
         return f"receive {body.name!r} as {body.type}"
+    if kind == "value_converted":
+        return f"conversion of {body.what}"
     if kind == "request_awaited":
         return f"requests {body.name!r} as {body.type}"
     if kind == "request_answered":

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import ANY, meaning_digest, plain_type
+from everstep.codec import ANY, converted, meaning_digest, plain_type
 from everstep.engine.code.approvals import arguments_payload, is_about
-from everstep.engine.code.signals import fitting
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, load_now, refuse_no_status
 from everstep.engine.process.host import Host
@@ -227,7 +226,7 @@ def _refuse_other_type(app: Host, asked: Approval, answer: Any, payload: bytes) 
         if waiting is not None:
             waiting.decode(app.codec, payload)
         elif wanted is None and (known := plain_type(asked.type)) is not ...:
-            fitting(app.codec.decode(payload)["answer"], known)
+            converted(app.codec.decode(payload)["answer"], known)
     except NotDecodable as refused:
         raise ApprovalConflict(
             f"The approval {asked.id} of run {asked.run} ({asked.what}) wants a {asked.type}, and this is {refused}."

@@ -12,7 +12,7 @@ import msgspec
 
 from everstep.codec import ANY
 from everstep.engine.code.execution import OUTCOMES
-from everstep.engine.code.start import new_entropy
+from everstep.engine.code.start import new_entropy, start_arguments
 from everstep.engine.code.workflow import DECLARED
 from everstep.engine.history.describe import asks_for_something
 from everstep.engine.history.effects import DELETED, FORGOTTEN, WHAT_IS_LOST, Crossed, histories_of_child, is_guarded
@@ -411,12 +411,12 @@ def _noted(event: Recorded, started: ev.RunStarted) -> ev.Body:
 def _arguments(app: Host, workflow: str, args: Sequence[Any], payloads: dict[str, bytes]) -> dict[str, Any]:
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise Misuse("args= is the list of all arguments of the workflow.")
-    signature = DECLARED.named(workflow).signature
+    target = DECLARED.named(workflow)
     try:
-        signature.normalise(tuple(args), {})
+        target.signature.normalise(tuple(args), {})
     except TypeError as error:
         raise Misuse(f"args= is the list of all arguments of the workflow: {error}.") from None
-    encoded = app.codec.encode_arguments(signature, tuple(args), {}, workflow)
+    encoded = start_arguments(app.codec, target, args)
     raw, ref = _packed(encoded.payload, payloads)
     return {"arguments": raw, "arguments_ref": ref, "digest": encoded.digest}
 

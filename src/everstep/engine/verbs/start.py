@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from everstep.codec import Arguments
-from everstep.engine.code.start import Origin, new_run, refuse_start_options
+from everstep.engine.code.start import Origin, new_run, refuse_start_options, start_arguments
 from everstep.engine.code.workflow import NamedWorkflow, Workflow, new_run_id
 from everstep.engine.history.clock import microseconds
 from everstep.engine.history.verify import check_ends, refuse_deleted, refuse_unreadable
@@ -41,7 +41,7 @@ def unowned_run(
     refuse_start_options(priority, delay, tags, queue)
     at = app.clock.now()
     run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
-    arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
+    arguments = start_arguments(app.codec, target, args)
     new = new_run(
         target,
         run,
