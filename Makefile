@@ -144,7 +144,7 @@ soak: setup ## the long fault tests (hours; OFFLINE=1: also if older releases of
 	@$(BIN)/python -m pytest -q -m soak --timeout=0 $(PYTEST_ARGS)
 	@set -e; for release in $(POSTGRES_RELEASES); do $(MAKE) --no-print-directory postgres-$$release; done
 
-oldest: setup ## the tests of the adapters with the oldest versions of the frameworks that they declare
+oldest: setup ## tests with the oldest versions that pyproject.toml takes: of what it is built on, then of each framework
 	$(SAY) "oldest"
 	@$(BIN)/python tests/oldest.py $(PYTEST_ARGS)
 

@@ -28,7 +28,6 @@ from everstep.effects.step import Step
 from everstep.effects.transaction import TransactionStep
 from everstep.engine.app.blocking import BlockingApp, BlockingRun, BlockingSchedule
 from everstep.engine.app.client import BlockingClient, Connecting
-from everstep.engine.app.handles import Verification
 from everstep.engine.app.opening import Opening
 from everstep.engine.code.api import Child, Current
 from everstep.engine.code.budget_block import Part
@@ -39,6 +38,7 @@ from everstep.engine.history.verify import Event
 from everstep.engine.verbs.repair import Repair
 from everstep.engine.verbs.schedules import Scheduled
 from everstep.engine.verbs.streams import Entry
+from everstep.engine.verbs.verify import Verification
 from everstep.model import events, status
 from everstep.model.budgets import Left
 from everstep.stores.protocol import HoldRow, RunRow
@@ -111,7 +111,7 @@ FIGURES: Final[tuple[tuple[str, str], ...]] = (
     ("model.contracts", "EXPENSIVE_SECONDS"),
     ("engine.code.checkpoints", "OUTCOMES_MAX"),
     ("engine.code.checkpoints", "KEPT_MIN"),
-    ("engine.process.host", "RESTING_MAX"),
+    ("engine.process.resting", "RESTING_MAX"),
     ("engine.process.host", "THREADS_MAX"),
     ("engine.history.journal", "INLINE_BYTES_MAX"),
     ("engine.run.drive", "DEATHS_MAX"),
@@ -160,8 +160,10 @@ def signature(name: str, function: Any, *, without: int = 0) -> str:
     arguments = definition.args
     for _ in range(without):
         (arguments.posonlyargs or arguments.args).pop(0)
-    word = "async " if isinstance(definition, ast.AsyncFunctionDef) else ""
+    word = "async " if isinstance(definition, ast.AsyncFunctionDef) and not is_blocking(function) else ""
     returns = f" -> {ast.unparse(definition.returns)}" if definition.returns is not None else ""
+    if is_blocking(function):
+        returns = re.sub(r"\b(Run|Schedule)\b", r"Blocking\1", returns)
     listed = split_arguments(ast.unparse(arguments))
     one_line = f"{word}{name}({', '.join(listed)}){returns}"
     if len(one_line) <= 100:
@@ -235,13 +237,23 @@ def fields_of(cls: type) -> Iterator[tuple[str, str, str, str]]:
 
 
 def methods_of(cls: type) -> list[tuple[str, Any]]:
-    """Return the public methods that a class defines itself, in the order of its source; then those of its verbs."""
-    names = dict.fromkeys(node.name for node in tree_of(cls).body if hasattr(node, "name"))
-    found = [
-        (name, inspect.unwrap(vars(cls)[name])) for name in names if not name.startswith("_") and name in vars(cls)
-    ]
-    verbs = [one for base in cls.__bases__ if base.__name__.endswith("Verbs") for one in methods_of(base)]
-    return [(name, function) for name, function in found if inspect.isfunction(function)] + verbs
+    """Return the public methods that a class defines itself, in the order of its source."""
+    names = dict.fromkeys(name for node in tree_of(cls).body for name in names_of(node))
+    found = [(name, vars(cls)[name]) for name in names if not name.startswith("_") and name in vars(cls)]
+    plain = [(name, one.__func__ if isinstance(one, staticmethod) else one) for name, one in found]
+    return [(name, one if is_blocking(one) else inspect.unwrap(one)) for name, one in plain if inspect.isfunction(one)]
+
+
+def names_of(node: ast.stmt) -> list[str]:
+    """Return the names that a statement in a class's body defines."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [node.name] if hasattr(node, "name") else [one.id for one in targets if isinstance(one, ast.Name)]
+
+
+def is_blocking(function: Any) -> bool:
+    """Tell whether a function is the blocking form that was made of an async one."""
+    made_of = getattr(function, "__wrapped__", None)
+    return inspect.iscoroutinefunction(made_of) and not inspect.iscoroutinefunction(function)
 
 
 def cell(text: str) -> str:
@@ -277,8 +289,19 @@ def entry(name: str, thing: Any) -> str:
 
 
 def heading(name: str, call: str, thing: Any, level: str = "###") -> str:
-    """Return a heading, how the thing is called, and its text."""
-    return f"{level} `{name}`\n\n```text\n{call}\n```\n\n{docstring(thing)}\n"
+    """Return a heading, how the thing is called, and its text; of a blocking form, where that is."""
+    text = f"See `{async_name(thing.__wrapped__)}`." if is_blocking(thing) else docstring(thing)
+    return f"{level} `{name}`\n\n```text\n{call}\n```\n\n{text}\n"
+
+
+def async_name(function: Any) -> str:
+    """Return the name by which users call an async function or method."""
+    room = function.__module__.rpartition(".")[2]
+    return (
+        function.__qualname__
+        if "." in function.__qualname__
+        else f"everstep.{'files.' * (room == 'files')}{function.__name__}"
+    )
 
 
 def constant_text(name: str) -> str:

@@ -1,5 +1,7 @@
-"""What all tests share: the last line of a test run says what was broken on purpose."""
+"""What all tests share: how they run, and the last line of a test run, which says what was broken on purpose."""
 
+import asyncio
+import inspect
 import json
 import os
 import signal
@@ -16,7 +18,9 @@ from hypothesis import Phase, settings
 
 from everstep.engine.code.workflow import DECLARED, Workflow
 from tests.crash.figures import FIGURES, Figures
+from tests.engine.resume_helpers import Machine
 from tests.memory import memory_folder
+from tests.worlds.ledger import clear_ledger
 
 TESTS = str(Path(__file__).parent)
 EVERYTHING: dict[str, dict[str, Workflow]] = {}
@@ -115,6 +119,31 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     item.user_properties.append(("trials", FIGURES.trials + FIGURES.losses - before))
 
 
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """One file, one clock, and the apps on it, which are stopped when the test has ended."""
+    return Machine(tmp_path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def test_…` on a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def run_test() -> None:
+        try:
+            await pyfuncitem.obj(**arguments)
+        finally:
+            for machine in arguments.values():
+                if isinstance(machine, Machine):
+                    await machine.shut()
+
+    asyncio.run(run_test())
+    return True
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Take the count of a test that has passed, also from another process."""
     if report.when == "call" and report.passed:
@@ -123,7 +152,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A module of tests sees no workflows of others: two of them may use one name, whichever process runs both."""
+    """A test finds nothing in the ledger; a module of tests sees no workflows of others.
+
+    Two modules may use one name for a workflow, whichever process runs both.
+    """
+    clear_ledger()
     module = item.getparent(pytest.Module)
     if module is None or SEEN_BY[-1] is module:
         return

@@ -1,7 +1,7 @@
 """Everstep: Python programs of many steps that survive anything that kills them.
 
 Two decorators make a program durable: `@step` for what touches the outside, `@workflow` for what calls the steps.
-`everstep.run(workflow, …, id="…")` runs it; run the script again after a crash and it goes on from where it was.
+`everstep.run(workflow, …, id="…")` runs it; run the script again after a crash and it continues where it was.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from everstep.engine.code.workflow import workflow
 from everstep.errors import BudgetExceeded, Error, Evicted, Fatal, NotDone
 from everstep.model.retry import Retry
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # start-up: `__getattr__` loads these when they are first used
     from everstep import blocking, files, witness
     from everstep.effects.answers import Done, Unknown
     from everstep.effects.charging import charge
@@ -152,7 +152,7 @@ def __getattr__(name: str) -> Any:
     """Load what only some programs need when it is first used, and the engine when the first run is started."""
     from importlib import import_module
 
-    from everstep.model.collector import paused_collector
+    from everstep.model.collector import paused_collector  # at the top it would be a public name
 
     if name in ("blocking", "files", "witness"):
         return import_module(f"everstep.{name}")

@@ -11,20 +11,21 @@ def approve(order: str) -> bool:
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import copy_context
-from typing import Any, Literal, TypeVar, overload
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, overload
 
 from everstep import files as async_files
-from everstep.effects.witnesses import Judge, Witness
 from everstep.engine.code import api
+from everstep.engine.code.approvals import approval as async_approval
 from everstep.engine.code.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.code.execution import current_execution
 from everstep.engine.code.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.code.requests import Request
 from everstep.errors import Misuse
-from everstep.files import UNCHECKED, Path
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 __all__ = ["Child", "approval", "checkpoint", "expect", "files", "gather", "receive", "requests", "sleep", "start"]
@@ -39,9 +40,19 @@ def _wait(what: str, awaitable: Any) -> Any:
     return wait_in_greenlet(awaitable)
 
 
-def sleep(seconds: float) -> None:
-    """Sleep durably: across a crash, and without a thread."""
-    _wait("sleep", api.sleep(seconds))
+def _blocking(function: Callable[P, Coroutine[Any, Any, T]], of: str = "") -> Callable[P, T]:
+    """Make a plain call of what `async` workflows await."""
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        value: T = _wait(of + function.__name__, function(*args, **options))
+        return value
+
+    return call
+
+
+sleep = _blocking(api.sleep)
+expect = _blocking(api.expect)
 
 
 @overload
@@ -65,9 +76,7 @@ def approval(
     what: str, arguments: object, *, answer: Any = Any, timeout: float | None = None, secret: bool = False
 ) -> Any:
     """Wait for a person's answer about just these arguments: see `everstep.approval`."""
-    from everstep.engine.code.approvals import approval
-
-    return _wait("approval", approval(what, arguments, answer=answer, timeout=timeout, secret=secret))
+    return _wait("approval", async_approval(what, arguments, answer=answer, timeout=timeout, secret=secret))
 
 
 @overload
@@ -109,40 +118,14 @@ def checkpoint(state: T, *, every: int | None = None, keep: int = KEPT_MIN) -> T
     return value
 
 
-def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] | Judge = "hold") -> Any:
-    """Remember a fact about the outside, and return it: see `everstep.expect`."""
-    return _wait("expect", api.expect(witness, on_drift=on_drift))
-
-
 class files:  # noqa: N801  # it stands for the module of the same name
     """`everstep.files` for `def` workflows, with the same functions."""
 
-    @staticmethod
-    def write(
-        path: Path, content: str | bytes, *, expected: str | bytes | None = UNCHECKED, witness: bool = True
-    ) -> None:
-        """Give a file this content: see `everstep.files.write`."""
-        _wait("files.write", async_files.write(path, content, expected=expected, witness=witness))
-
-    @staticmethod
-    def append(path: Path, content: str | bytes, *, witness: bool = True) -> None:
-        """Append to a file, once."""
-        _wait("files.append", async_files.append(path, content, witness=witness))
-
-    @staticmethod
-    def move(source: Path, target: Path, *, overwrite: bool = False, witness: bool = True) -> None:
-        """Move a file."""
-        _wait("files.move", async_files.move(source, target, overwrite=overwrite, witness=witness))
-
-    @staticmethod
-    def delete(path: Path, *, witness: bool = True) -> None:
-        """Delete a file; one that is not there is deleted already."""
-        _wait("files.delete", async_files.delete(path, witness=witness))
-
-    @staticmethod
-    def make_folder(path: Path) -> None:
-        """Make a folder and those above it, as far as they are missing."""
-        _wait("files.make_folder", async_files.make_folder(path))
+    write = staticmethod(_blocking(async_files.write, "files."))
+    append = staticmethod(_blocking(async_files.append, "files."))
+    move = staticmethod(_blocking(async_files.move, "files."))
+    delete = staticmethod(_blocking(async_files.delete, "files."))
+    make_folder = staticmethod(_blocking(async_files.make_folder, "files."))
 
 
 class Child:

@@ -1,7 +1,7 @@
 """What the command line says about budgets, and how a person grants more."""
 
-from everstep.cli.money import amounts_text, dollars
 from everstep.model.budgets import Amounts, Charge, Limits
+from everstep.view.money import amounts_text, dollars
 from tests.cli.conftest import Folder
 
 PROGRAM = """
@@ -45,7 +45,7 @@ def test_a_run_that_is_held_for_its_budget_shows_what_was_used_and_is_granted_mo
     holds = folder.everstep("holds").out
     assert "used: usd 0.6; tokens 2,100; steps 2" in holds
     assert "by step: ask usd 0.6, tokens 2,100, steps 2" in holds
-    assert "grant the same budget once more, and go on" in holds
+    assert "grant the same budget once more, and continue" in holds
     facts = folder.json("show", "a-1")
     assert facts["budget"]["used"] == {"usd": 0.6, "tokens": 2100, "steps": 2}
     assert facts["budget"]["limits"] == {"usd": 1.0, "steps": 100, "seconds": 3600.0}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from everstep.cli.doctor import file_system_of, sqlite_finding
-from everstep.cli.replaying import judged_patches
+from everstep.engine.verbs.replay import Comparison, patches_in
 from tests.cli.conftest import Folder
 
 
@@ -55,10 +55,10 @@ def test_replay_says_which_patches_can_go(folder: Folder) -> None:
 
 
 def test_a_patch_that_only_ended_runs_passed_can_go() -> None:
-    found = [{"run": "a", "status": "completed", "patches": {"p": False}}]
-    assert judged_patches(found)[0]["can_go"]
-    found[0]["status"] = "waiting"
-    assert not judged_patches(found)[0]["can_go"]
+    found = [Comparison("a", "flow", "completed", patches={"p": False})]
+    assert patches_in(found)[0].can_go
+    found[0].status = "waiting"
+    assert not patches_in(found)[0].can_go
 
 
 def test_doctor_looks_at_versions_file_workers_and_runs(folder: Folder) -> None:

@@ -32,10 +32,10 @@ def test_a_run_goes_on_and_says_that_it_passed_over_a_damaged_checkpoint(folder:
     folder.everstep("signal", "r-1", "go", "true")
     done = folder.everstep("run", "app.py:rounds", "5", "--id", "r-1")
     assert done.status == 0, done.err
-    assert "was passed over: it does not match its digest" in done.out + done.err
+    assert "was not used: it does not match its digest" in done.out + done.err
     assert len(folder.effects()) == 5, "nothing was done again"
     assert folder.everstep("verify", "r-1").status == 0, "it is in the archive now"
-    assert "was passed over" in folder.everstep("show", "r-1").out
+    assert "was not used" in folder.everstep("show", "r-1").out
 
 
 def test_replay_compares_new_code_from_the_newest_checkpoint_and_changes_nothing(folder: Folder) -> None:

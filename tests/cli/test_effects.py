@@ -139,7 +139,7 @@ def test_mistakes_are_answered(folder: Folder) -> None:
     paid(folder, 7, "a")
     nobody = folder.everstep("effects", "--free", "invoice:none", "--yes")
     assert nobody.status == 2
-    assert "Nobody has the key" in nobody.err
+    assert "No step has the key" in nobody.err
     assert folder.everstep("effects", "--free", "a", "--done", "b", "1").status == 2
     wrong = folder.everstep("effects", "--done", "invoice:7", "yes", "--yes")
     assert """'"yes"'""" in wrong.err

@@ -49,7 +49,7 @@ def test_asking_a_run_that_nobody_drives_says_so_and_is_answered_later(folder: F
     folder.kill(helping(folder))
     done = folder.everstep("ask", "h-1", "rename", '"tides"', "--ask-id", "one", "--timeout", "0.2")
     assert done.status == 1
-    assert "Nobody drives the run" in done.err
+    assert "No process drives the run" in done.err
     asking = folder.begin("ask", "h-1", "rename", '"tides"', "--ask-id", "one")
     process = folder.begin("run", "helping.py:helping", "--id", "h-1")
     assert folder.finish(asking).out == '"TIDES"\n'

@@ -1,14 +1,16 @@
 """Runs of very many steps, and terminals of few columns: what matters is seen, and nothing is cut that is pasted."""
 
 import io
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from everstep.cli.drawing import abridged
 from everstep.cli.terminal import add_fitted, print_rows, styled
-from everstep.cli.timeline_rows import Row
 from everstep.cli.watching import _drawn
+from everstep.view.store import RunningView, StoreView
+from everstep.view.timeline import Row
 
 ID = "order-2026-11-16-of-a-customer-with-a-long-name"
 
@@ -63,8 +65,8 @@ def test_twenty_thousand_rows_are_printed_in_their_order() -> None:
 
 
 def test_top_says_when_there_are_more_runs_than_it_shows() -> None:
-    running = [{"id": ID, "workflow": "order", "step": "charge#12", "events": 40, "updated_at": 0, "worker": ""}] * 2
-    facts = {"at": 10**6, "store": "s", "runs": {"running": 5}, "rates": None, "workers": [], "running": running}
+    running = [RunningView(ID, "order", "charge#12", "", 40, 0)] * 2
+    lists: dict[str, Any] = {"workers": [], "running": running, "queues": [], "holds": []}
     out = Console(file=io.StringIO(), width=50)
-    out.print(_drawn({**facts, "queues": [], "limits": [], "holds": [], "open_holds": 0}))
+    out.print(_drawn(StoreView(store="s", at=10**6, runs={"running": 5}, open_holds=0, **lists)))
     assert "running (the newest 2 of 5)" in printed(out)

@@ -133,7 +133,7 @@ def test_an_unfinished_run_goes_on_in_another_store_and_nothing_is_done_twice(sh
 def test_what_was_left_to_go_on_is_only_taken_as_a_copy(shop: Folder) -> None:
     leave_waiting(shop, "o-1")
     done = shop.everstep("export", "--all", "o.jsonl", "--leave")
-    assert "GO ON HERE" in done.out
+    assert "CONTINUE HERE" in done.out
     assert shop.run_row("o-1")[0] == "waiting"
     refused = shop.everstep("import", "o.jsonl", "--url", "two.db")
     assert (refused.status, "twice" in refused.err) == (2, True)

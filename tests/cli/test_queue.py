@@ -109,7 +109,7 @@ def test_a_worker_serves_only_the_queues_that_it_is_given(queued: Folder) -> Non
     (worker,) = queued.json("worker", "ls")
     assert worker["queues"] == ["money"]
     listed = queued.everstep("ls").out
-    assert "nobody serves" in listed
+    assert "no worker serves" in listed
     (finding,) = [one for one in queued.json("doctor")["findings"] if one["name"] == "unserved"]
     assert "2 runs" in finding["text"]
     assert "letter in queue mail" in finding["text"]

@@ -53,7 +53,7 @@ def test_a_schedule_is_paused_with_a_note_and_resumed(folder: Folder) -> None:
     assert "it is paused" in shown
     assert "the printer \\x1b[31mburns" in shown
     assert folder.json("schedule", "show", "nightly")["is_paused"] is True
-    assert "goes on; next 2" in folder.everstep("schedule", "resume", "nightly").out
+    assert "continues; next 2" in folder.everstep("schedule", "resume", "nightly").out
     assert folder.json("schedule", "show", "nightly")["is_paused"] is False
 
 

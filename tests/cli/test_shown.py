@@ -7,9 +7,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from everstep.cli.shown import shown
-from everstep.cli.terminal import json_text, payload_json
+from everstep.cli.terminal import json_text
 from everstep.codec import Codec
+from everstep.view.plain import payload_json, shown
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_run_that_nobody_serves_is_shown_as_such_and_arguments_that_do_not_fit
     with everstep.connect(str(folder.path / "everstep.db")) as client:
         client.start("nosuch", 1, id="n-1")
         client.start("either", 5, id="bad")
-    assert "nobody serves nosuch in queue default" in folder.everstep("show", "n-1").out
+    assert "no worker serves nosuch in queue default" in folder.everstep("show", "n-1").out
     process = folder.begin("worker", "waiting.py")
     folder.wait_for(lambda: folder.run_row("bad")[0] == "held")
     folder.kill(process)

@@ -79,7 +79,7 @@ def test_a_failed_compensation_is_explained_and_skipped(folder: Folder) -> None:
     assert done.status == 3
     page = folder.everstep("holds").out
     assert "the compensation of book_room#2 failed" in page
-    assert "leave book_room#2 as it is, and go on with the other compensations" in page
+    assert "leave book_room#2 as it is, and continue with the other compensations" in page
     assert "not compensated: book_room#2, book_room" in page
     assert "to be undone: book_room, book_room#2" in folder.everstep("show", "t-1").out
     (folder.path / "hotel is closed").unlink()

@@ -4,14 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.damage.subject import NOTES, make_file
+from tests.damage.subject import make_file
 
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_file(tmp_path_factory.mktemp("damage"))
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()

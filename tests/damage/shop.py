@@ -1,4 +1,4 @@
-"""A workflow with every contract, and a receiver that keeps its own account of what was really done."""
+"""A workflow with every contract, and a receiver with an account of its own; `reserve` honours keys, others do not."""
 
 import asyncio
 from collections import Counter
@@ -8,18 +8,7 @@ import everstep
 from everstep import Done, NotDone, step, workflow
 from everstep.engine.app.app import App
 from tests.engine.resume_helpers import Machine
-
-APPLIED: list[tuple[str, str]] = []
-"""Every effect that was applied: which, and with which key. `reserve` honours keys, the others do not."""
-READS: list[str] = []
-ASKED: list[str] = []
-"""The keys that probes asked about."""
-
-
-def forget() -> None:
-    APPLIED.clear()
-    READS.clear()
-    ASKED.clear()
+from tests.worlds.ledger import APPLIED, ASKED, READS
 
 
 def counts() -> Counter[str]:

@@ -14,11 +14,8 @@ from everstep.model.events import BODIES
 from everstep.stores.sqlite import SqliteStore
 from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
+from tests.worlds.ledger import ANSWERS, BROKEN, NOTES
 
-NOTES: list[str] = []
-"""What bodies of steps did: an account that is not the engine's."""
-BROKEN: set[str] = set()
-ANSWERS: list[Any] = []
 TIDES: set[str] = set()
 """Runs whose outside has changed since they looked at it."""
 

@@ -11,7 +11,7 @@ from everstep.engine.code.recovery_point import verify_whole
 from everstep.errors import Damaged
 from everstep.model.events import BODIES
 from tests.damage.subject import bits_of, flip
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
 
 KINDS = {kind for kind in BODIES if kind.startswith(("approval_", "graph_"))}
@@ -46,10 +46,8 @@ def events_of(raw: apsw.Connection, run: str) -> list[tuple[int, str, bytes]]:
     return [(seq, kind, body) for seq, kind, body in found if kind in KINDS]
 
 
-@scenario
 async def test_a_flipped_bit_of_an_approval_or_a_graph_is_found(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(hurried, id="asked")
+    app, _ = await machine.start(hurried, id="asked")
     await machine.until_status("asked", "waiting")
     await machine.advance(6)
     await machine.until(lambda: "approval_withdrawn" in machine.kinds("asked"))

@@ -19,15 +19,9 @@ from everstep.model.events import decode_body, encode_body
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from tests.damage.chained import KEY, OTHER, booted
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
-
-NOTES: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_done() -> None:
-    NOTES.clear()
+from tests.worlds.ledger import NOTES
 
 
 @step
@@ -75,7 +69,6 @@ def forge(machine: Machine, run: str = "r", *, amount: int = 1_000_000, strip: b
 
 
 # -- with the key -----------------------------------------------------------------------------------------------
-@scenario
 async def test_with_its_key_a_run_lives_as_any_other(machine: Machine) -> None:
     await left(machine, KEY)
     worker = await booted(machine, KEY, recover=True)
@@ -96,7 +89,6 @@ async def test_with_its_key_a_run_lives_as_any_other(machine: Machine) -> None:
     assert NOTES == ["pay 5", "pay 6"], "those of the restart"
 
 
-@scenario
 async def test_what_was_made_with_the_key_is_not_what_would_be_made_without(machine: Machine) -> None:
     await left(machine, KEY)
     with pytest.raises(ChainKeyMissing):
@@ -108,7 +100,6 @@ async def test_what_was_made_with_the_key_is_not_what_would_be_made_without(mach
 
 # -- without the key, or with another -----------------------------------------------------------------------------
 @pytest.mark.parametrize("keys", [(), (OTHER,), (OTHER, None)], ids=["no key", "another", "another or none"])
-@scenario
 async def test_without_its_key_nothing_is_done_to_a_run(machine: Machine, keys: Sequence[bytes | None]) -> None:
     await left(machine, KEY)
     app = await booted(machine, *keys)
@@ -133,7 +124,6 @@ async def test_without_its_key_nothing_is_done_to_a_run(machine: Machine, keys: 
     assert NOTES == []
 
 
-@scenario
 async def test_a_worker_without_the_key_leaves_the_run_for_one_that_has_it(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,7 +141,6 @@ async def test_a_worker_without_the_key_leaves_the_run_for_one_that_has_it(
     assert await with_it.get("r").result(timeout=60) == [5, 6, 7]
 
 
-@scenario
 async def test_a_run_that_was_made_without_a_key_is_believed_only_if_that_is_said(machine: Machine) -> None:
     await left(machine)
     app = await booted(machine, KEY)
@@ -167,7 +156,6 @@ async def test_a_run_that_was_made_without_a_key_is_believed_only_if_that_is_sai
 
 
 # -- other keys over time ---------------------------------------------------------------------------------------
-@scenario
 async def test_keys_are_changed_by_putting_a_new_one_first(machine: Machine) -> None:
     await left(machine, OTHER)
     app = await booted(machine, KEY, OTHER, recover=True)
@@ -183,7 +171,6 @@ async def test_keys_are_changed_by_putting_a_new_one_first(machine: Machine) -> 
 
 
 # -- forging ------------------------------------------------------------------------------------------------------
-@scenario
 async def test_without_a_key_a_forged_history_with_fitting_digests_is_believed(machine: Machine) -> None:
     """What the key is for. No code of the forger's is executed either way."""
     await left(machine)
@@ -193,7 +180,6 @@ async def test_without_a_key_a_forged_history_with_fitting_digests_is_believed(m
     assert await worker.get("r").result(timeout=60) == [1_000_000, 6, 7]
 
 
-@scenario
 async def test_with_a_key_a_forged_history_is_held(machine: Machine) -> None:
     await left(machine, KEY)
     forge(machine)
@@ -205,7 +191,6 @@ async def test_with_a_key_a_forged_history_is_held(machine: Machine) -> None:
     assert NOTES == []
 
 
-@scenario
 async def test_taking_the_key_s_mark_away_does_not_help_the_forger(machine: Machine) -> None:
     await left(machine, KEY)
     forge(machine, strip=True)
@@ -218,7 +203,6 @@ async def test_taking_the_key_s_mark_away_does_not_help_the_forger(machine: Mach
     assert NOTES == []
 
 
-@scenario
 async def test_an_ended_run_cannot_be_given_another_result(machine: Machine) -> None:
     await left(machine, KEY)
     app = await booted(machine, KEY, recover=True)
@@ -233,7 +217,6 @@ async def test_an_ended_run_cannot_be_given_another_result(machine: Machine) -> 
         await app.get("r").result(timeout=60)
 
 
-@scenario
 async def test_a_history_of_one_run_does_not_fit_another_although_the_key_is_the_same(machine: Machine) -> None:
     await left(machine, KEY)
     machine.sql(
@@ -245,7 +228,6 @@ async def test_a_history_of_one_run_does_not_fit_another_although_the_key_is_the
         await app.get("copy").result(timeout=60)
 
 
-@scenario
 async def test_a_repaired_history_goes_on_with_its_key(machine: Machine) -> None:
     await left(machine, KEY)
     machine.sql("UPDATE events SET body = x'7b7d' WHERE run = 'r' AND seq = 4")
@@ -298,7 +280,6 @@ def test_the_environment_gives_keys_to_every_command(tmp_path: Path) -> None:
     assert verdict("short")["error"]["code"] == "everstep.misuse"
 
 
-@scenario
 async def test_every_bit_of_the_ends_of_a_keyed_history_counts(machine: Machine) -> None:
     """The first and the last event and the head: none of their bits can be flipped unnoticed."""
     await left(machine, KEY)

@@ -15,17 +15,9 @@ from everstep.model.digests import checkpoint_digest
 from everstep.model.markers import open_outcome, seal_outcome
 from everstep.testing.checker import check, export_histories
 from tests.damage.chained import KEY, OTHER, booted
-from tests.engine.resume_helpers import Gate, Machine, scenario
+from tests.engine.resume_helpers import Gate, Machine
 from tests.waiting import open_raw
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_done() -> None:
-    NOTES.clear()
-    GATES.clear()
+from tests.worlds.ledger import GATES, NOTES, act
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -58,7 +50,6 @@ async def added(machine: Machine, *keys: bytes | None, rounds: int = 4) -> None:
     NOTES.clear()
 
 
-@scenario
 async def test_a_run_with_a_key_goes_on_from_its_checkpoint(machine: Machine) -> None:
     await added(machine, KEY)
     worker = await booted(machine, KEY, recover=True)
@@ -72,7 +63,6 @@ async def test_a_run_with_a_key_goes_on_from_its_checkpoint(machine: Machine) ->
     assert check(export_histories(worker.store)) == []
 
 
-@scenario
 async def test_a_forged_checkpoint_is_passed_over(machine: Machine) -> None:
     """Its own digest fits, and its event, which has that digest, cannot be made to."""
     await added(machine, KEY)
@@ -88,7 +78,6 @@ async def test_a_forged_checkpoint_is_passed_over(machine: Machine) -> None:
     assert "checkpoint_damaged" in machine.kinds("r")
 
 
-@scenario
 async def test_a_forged_checkpoint_with_a_forged_event_holds_the_run(machine: Machine) -> None:
     """The forger makes everything fit that can be made to fit without the key."""
     await added(machine, KEY)
@@ -109,7 +98,6 @@ async def test_a_forged_checkpoint_with_a_forged_event_holds_the_run(machine: Ma
     assert await worker.get("r").result(timeout=60) == 10, "what is after the last good event is done again"
 
 
-@scenario
 async def test_without_the_key_a_run_with_checkpoints_is_left_alone(machine: Machine) -> None:
     await added(machine, KEY)
     before = machine.events("r")
@@ -127,9 +115,7 @@ async def test_without_the_key_a_run_with_checkpoints_is_left_alone(machine: Mac
 @step(name="keyed_charge", effect="once", key="invoice:{invoice}")
 async def charge(invoice: int) -> str:
     run = everstep.current().run
-    NOTES.append(run)
-    if run in GATES:
-        await GATES[run].wait()
+    await act(run)
     return f"paid by {run}"
 
 
@@ -138,7 +124,6 @@ async def charging(invoice: int) -> str:
     return await charge(invoice)
 
 
-@scenario
 async def test_an_outcome_under_a_key_is_shared_by_whoever_has_the_chain_key(machine: Machine) -> None:
     """Also where the claim was lost: what was recorded in vain is chained anew, with the key."""
     app, other = await booted(machine, KEY), await booted(machine, KEY)
@@ -159,7 +144,6 @@ async def test_an_outcome_under_a_key_is_shared_by_whoever_has_the_chain_key(mac
 
 
 @pytest.mark.parametrize("leaves_key_away", [False, True])
-@scenario
 async def test_a_forged_outcome_under_a_key_is_shared_with_nobody(machine: Machine, leaves_key_away: bool) -> None:
     app = await booted(machine, KEY)
     assert await app.run(charging, 7, id="a") == "paid by a"
@@ -174,7 +158,6 @@ async def test_a_forged_outcome_under_a_key_is_shared_with_nobody(machine: Machi
     assert NOTES == ["a"], "and nobody does it once more"
 
 
-@scenario
 async def test_an_outcome_of_another_key_does_not_fit(machine: Machine) -> None:
     app = await booted(machine, KEY)
     for invoice in (7, 8):
@@ -187,7 +170,6 @@ async def test_an_outcome_of_another_key_does_not_fit(machine: Machine) -> None:
     await machine.until_status("b", "held")
 
 
-@scenario
 async def test_an_outcome_that_a_person_gives_is_sealed_as_well(machine: Machine) -> None:
     GATES["a"] = Gate()
     app = await booted(machine, KEY)
@@ -235,7 +217,6 @@ async def forgotten(machine: Machine, flow: Any, *keys: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("where", ["file", "store"])
-@scenario
 async def test_a_marker_is_adopted_with_the_key_and_a_forged_one_is_not(machine: Machine, where: str) -> None:
     path = machine.folder / "shop.db" if where == "file" else machine.path
     flow = selling_flow(path if where == "file" else STORE)

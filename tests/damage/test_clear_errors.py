@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from everstep import step, workflow
 from everstep.cli import main
 from everstep.errors import Damaged, Misuse, StoreUnusable
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 
 @workflow(name="errors_of_everything")
@@ -41,7 +41,6 @@ META = ["'x'", "x'00ff'", "1.5", "-1"]
 
 @pytest.mark.parametrize("name", ["schema_version", "works_with", "entropy", "latest_time", "restores"])
 @pytest.mark.parametrize("value", META)
-@scenario
 async def test_a_damaged_line_about_the_store_itself_makes_it_unusable(machine: Machine, name: str, value: str) -> None:
     app = await machine.boot()
     await app.run(everything, 1, id="r")
@@ -62,7 +61,6 @@ async def test_a_damaged_line_about_the_store_itself_makes_it_unusable(machine: 
         assert "damaged" in await told("ls", "--url", url)
 
 
-@scenario
 async def test_all_of_it_damaged_does_not_migrate_anew(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(everything, 1, id="r")
@@ -78,10 +76,8 @@ REPORTS: list[Any] = [{}, {"call": "x", "attempts": 1}, {"call": 1}, {"consequen
 
 
 @pytest.mark.parametrize("report", REPORTS)
-@scenario
 async def test_a_damaged_report_of_a_hold_is_no_error_of_pythons_own(machine: Machine, report: Any) -> None:
-    app = await machine.boot()
-    await app.start(paying, id="r")
+    app, _ = await machine.start(paying, id="r")
     await machine.until_status("r", "held")
     machine.sql("UPDATE holds SET report = ?", msgspec.json.encode(report))
     before = machine.row("r")
@@ -94,7 +90,6 @@ async def test_a_damaged_report_of_a_hold_is_no_error_of_pythons_own(machine: Ma
 
 
 @pytest.mark.parametrize("generation", [2, 200_000_000, 2**62])
-@scenario
 async def test_an_export_of_a_run_with_an_absurd_generation_says_that_it_is_damaged(
     machine: Machine, generation: int
 ) -> None:
@@ -113,7 +108,6 @@ def limited(size: int) -> Any:
     return before
 
 
-@scenario
 async def test_an_export_onto_a_full_disk_names_the_file_and_leaves_nothing(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(everything, 200_000, id="r")
@@ -128,7 +122,6 @@ async def test_an_export_onto_a_full_disk_names_the_file_and_leaves_nothing(mach
     assert (await app.export(["r"], str(path))).runs == ["r"]
 
 
-@scenario
 async def test_an_export_into_a_folder_that_is_not_there_names_the_file(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(everything, 1, id="r")

@@ -19,7 +19,7 @@ from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from everstep.testing.ledger import Ledger, Mode
 from tests import forked
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import DEADLINE_SECONDS, wait_until
 
 PROGRAM = Path(__file__).with_name("clocked.py")
@@ -150,7 +150,6 @@ def test_a_timer_waits_for_what_is_left_of_it_whatever_year_it_is(tmp_path: Path
     store.close()
 
 
-@scenario
 async def test_a_process_s_own_time_goes_on_when_the_machine_s_is_set_back(machine: Machine) -> None:
     """It notes the time with its lease, so the next process begins no earlier than that."""
     app = await machine.boot()

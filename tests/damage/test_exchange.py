@@ -21,7 +21,7 @@ from everstep.model.digests import entry_digest, stream_start
 from everstep.stores.rows.answers_and_streams import ENTRY_COLUMNS
 from tests.damage.chained import KEY, OTHER, booted
 from tests.damage.subject import bits_of, flip
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
 
 ANSWER_COLUMNS = ("run", "number", "generation", "seq")
@@ -91,7 +91,6 @@ def is_sound(app: App) -> bool:
     return True
 
 
-@scenario
 async def test_a_flipped_bit_in_a_stream_is_found_and_never_read(machine: Machine) -> None:
     app = await talked(machine)
     right = read_now(app)
@@ -119,7 +118,6 @@ async def test_a_flipped_bit_in_a_stream_is_found_and_never_read(machine: Machin
     raw.close()
 
 
-@scenario
 async def test_missing_swapped_and_foreign_entries_are_found(machine: Machine) -> None:
     app = await talked(machine)
     await app.start(talk, id="other")
@@ -154,7 +152,6 @@ async def test_missing_swapped_and_foreign_entries_are_found(machine: Machine) -
     raw.close()
 
 
-@scenario
 async def test_a_damaged_table_of_answers_gives_no_wrong_answer(machine: Machine) -> None:
     app = await talked(machine)
     raw, count = open_raw(machine.path), 0
@@ -174,7 +171,6 @@ async def test_a_damaged_table_of_answers_gives_no_wrong_answer(machine: Machine
 
 
 # -- chain keys --------------------------------------------------------------------------------------------------------
-@scenario
 async def test_with_a_chain_key_nobody_can_forge_an_entry_or_an_answer(machine: Machine) -> None:
     app = await talked(machine, KEY)
     right = read_now(app)
@@ -195,7 +191,6 @@ async def test_with_a_chain_key_nobody_can_forge_an_entry_or_an_answer(machine: 
 
 
 @pytest.mark.parametrize("keys", [(), (OTHER,)])
-@scenario
 async def test_without_the_chain_key_a_stream_and_an_answer_are_not_read(
     machine: Machine, keys: tuple[bytes, ...]
 ) -> None:
@@ -208,7 +203,6 @@ async def test_without_the_chain_key_a_stream_and_an_answer_are_not_read(
     assert await app.ask("r", "ask", 1, id="1") == 2
 
 
-@scenario
 async def test_a_keyed_run_that_goes_on_elsewhere_goes_on_with_its_stream(machine: Machine) -> None:
     app = await talked(machine, KEY)
     await machine.stop(app)

@@ -9,7 +9,7 @@ from everstep import step, workflow
 from everstep.errors import RunCancelled
 from everstep.stores.protocol import Post, child_value
 from tests.damage.subject import flip
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
 
 
@@ -31,8 +31,7 @@ async def told_parent() -> str:
 
 async def left_with_an_end_in_the_inbox(machine: Machine) -> int:
     """A parent whose child has ended while nobody drove the parent. Returns the delivery's number."""
-    app = await machine.boot()
-    await app.start(told_parent, id="p")
+    app, _ = await machine.start(told_parent, id="p")
     await machine.until(lambda: machine.store.run("p.1"))
     await machine.rest(app)
     await machine.kill(app)
@@ -54,7 +53,6 @@ def value_of(machine: Machine, number: int) -> bytes:
 
 
 @pytest.mark.parametrize("bit", range(0, 330, 23))
-@scenario
 async def test_a_damaged_delivery_of_a_child_s_end_is_set_right_from_the_child_s_history(
     machine: Machine, bit: int
 ) -> None:
@@ -66,10 +64,8 @@ async def test_a_damaged_delivery_of_a_child_s_end_is_set_right_from_the_child_s
     assert await worker.get("p").result(timeout=60) == "the child said seen"
 
 
-@scenario
 async def test_a_forged_end_of_a_child_that_goes_on_is_not_believed(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(told_parent, id="p")
+    app, run = await machine.start(told_parent, id="p")
     await machine.until(lambda: machine.store.run("p.1"))
     await machine.rest(app)
     forged = Post("p", "child", "p.1", "1", child_value("completed", b'["forged"]'), 1)
@@ -82,7 +78,6 @@ async def test_a_forged_end_of_a_child_that_goes_on_is_not_believed(machine: Mac
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"{", b"[1]"])
-@scenario
 async def test_a_cancel_whose_text_is_damaged_is_still_a_cancel(machine: Machine, value: bytes) -> None:
     app = await machine.boot()
     run: Any = await app.start(told_child, id="r")

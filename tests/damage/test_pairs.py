@@ -21,7 +21,7 @@ from everstep.engine.history.restored import mark_restored
 from everstep.errors import CompensationBegun, CrossesOnce, RunActive
 from everstep.model.status import ENDED
 from everstep.stores.protocol import HoldRow, RunFilter
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
 
 OPERATIONS = ("restore", "export", "import", "fork", "retry", "rollback")
@@ -315,8 +315,7 @@ class World:
 async def pair(machine: Machine, first: str, second: str, seed: int = 0) -> World:
     world = World(machine, random.Random(seed))
     is_undone = "rollback" in (first, second)
-    app = await machine.boot()
-    await app.start(UNDOABLY if is_undone else TRADE, "x", id="r")
+    app, _ = await machine.start(UNDOABLY if is_undone else TRADE, "x", id="r")
     await machine.until_status("r", "waiting")
     await machine.rest(app)
     await machine.stop(app)
@@ -353,7 +352,6 @@ async def pair(machine: Machine, first: str, second: str, seed: int = 0) -> Worl
 
 @pytest.mark.parametrize("second", OPERATIONS)
 @pytest.mark.parametrize("first", OPERATIONS)
-@scenario
 async def test_every_pair_of_operations_does_nothing_twice_and_loses_nothing(
     machine: Machine, first: str, second: str
 ) -> None:

@@ -12,18 +12,14 @@ from everstep.errors import Damaged, HoldConflict, RunActive, RunHeld
 from everstep.stores.protocol import Post
 from everstep.stores.sqlite import SqliteStore
 from tests.damage import shop
-from tests.damage.shop import APPLIED, EXPECTED, RESULT, answer_for, counts
+from tests.damage.shop import EXPECTED, RESULT, answer_for, counts
 from tests.damage.subject import DONE, FAILED, OPEN, File, copy_of, flip
 from tests.damage.test_sweep import ROW_COLUMNS
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
+from tests.worlds.ledger import APPLIED, READS
 
 EVENTS = 19
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_done() -> None:
-    shop.forget()
 
 
 def damage(machine: Machine, seq: int, run: str = "s") -> None:
@@ -64,7 +60,6 @@ async def prepared(machine: Machine) -> list[Any]:
 
 @pytest.mark.parametrize("how", ["flipped", "cut"])
 @pytest.mark.parametrize("seq", range(2, EVENTS + 1))
-@scenario
 async def test_wherever_the_damage_is_the_run_comes_to_its_end_and_nothing_happens_twice(
     machine: Machine, seq: int, how: str
 ) -> None:
@@ -104,7 +99,6 @@ def finished(events: list[Any], seq: int) -> set[str]:
     return {row[4] for row in events if row[0] == "s" and row[2] < seq and row[3] == "step_completed"}
 
 
-@scenario
 async def test_the_report_names_what_cannot_be_seen_any_more(machine: Machine) -> None:
     await prepared(machine)
     (started,) = [event.seq for event in machine.events("s") if (event.kind, event.step) == ("step_started", "charge")]
@@ -124,7 +118,6 @@ async def test_the_report_names_what_cannot_be_seen_any_more(machine: Machine) -
     assert (report.status, report.last_good) == ("queued", started)
 
 
-@scenario
 async def test_a_step_that_was_lost_with_its_worker_alive_is_not_done_again_whatever_the_probe_says(
     machine: Machine,
 ) -> None:
@@ -149,7 +142,6 @@ async def test_a_step_that_was_lost_with_its_worker_alive_is_not_done_again_what
 
 
 # -- accepting --------------------------------------------------------------------------------------------------------
-@scenario
 async def test_accepting_ends_the_questions_of_a_repaired_run(machine: Machine) -> None:
     await prepared(machine)
     machine.sql("DELETE FROM events WHERE run = 's' AND seq >= 5")
@@ -170,7 +162,7 @@ async def test_accepting_ends_the_questions_of_a_repaired_run(machine: Machine) 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("run", [OPEN, DONE, FAILED])
-def test_a_damaged_row_is_made_anew_from_the_events(original: Path, tmp_path: Path, run: str) -> None:
+async def test_a_damaged_row_is_made_anew_from_the_events(original: Path, tmp_path: Path, run: str) -> None:
     """Every covered column but the id: afterwards the row says again what it said."""
 
     async def one(folder: Path, column: str, bit: int) -> None:
@@ -200,18 +192,14 @@ def test_a_damaged_row_is_made_anew_from_the_events(original: Path, tmp_path: Pa
         await app.close()
         file.close()
 
-    async def main() -> None:
-        file = File(original)
-        (row,) = file.rows("runs", "id = ?", run)
-        file.close()
-        for column in ROW_COLUMNS:
-            for bit in (0, 7) if column != "id" and row[column] not in (None, "") else ():
-                await one(tmp_path / f"{column}-{bit}", column, bit)
-
-    asyncio.run(main())
+    file = File(original)
+    (row,) = file.rows("runs", "id = ?", run)
+    file.close()
+    for column in ROW_COLUMNS:
+        for bit in (0, 7) if column != "id" and row[column] not in (None, "") else ():
+            await one(tmp_path / f"{column}-{bit}", column, bit)
 
 
-@scenario
 async def test_a_sound_run_is_left_alone(machine: Machine) -> None:
     await prepared(machine)
     app = await machine.boot()
@@ -222,7 +210,6 @@ async def test_a_sound_run_is_left_alone(machine: Machine) -> None:
     assert machine.dump()["events"] == before["events"]
 
 
-@scenario
 async def test_a_run_that_somebody_drives_is_not_repaired_under_their_hands(machine: Machine) -> None:
     driver = await machine.boot()
     await shop.left_at_the_end(machine, driver)
@@ -236,7 +223,6 @@ async def test_a_run_that_somebody_drives_is_not_repaired_under_their_hands(mach
     assert machine.dump() == before
 
 
-@scenario
 async def test_whoever_drove_the_run_is_fenced_by_the_repair(machine: Machine) -> None:
     await prepared(machine)
     damage(machine, 9)
@@ -248,7 +234,6 @@ async def test_whoever_drove_the_run_is_fenced_by_the_repair(machine: Machine) -
 
 
 # -- what cannot be repaired ------------------------------------------------------------------------------------------
-@scenario
 async def test_a_run_without_a_good_first_event_cannot_be_repaired_but_restarted(machine: Machine) -> None:
     await prepared(machine)
     damage(machine, 1)
@@ -272,7 +257,6 @@ async def test_a_run_without_a_good_first_event_cannot_be_repaired_but_restarted
 
 
 # -- payloads ---------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_damaged_payload_is_archived_and_its_step_done_again(machine: Machine) -> None:
     await prepared(machine)
     machine.sql("UPDATE payloads SET value = x'7a00' WHERE run = 's'")
@@ -284,11 +268,10 @@ async def test_a_damaged_payload_is_archived_and_its_step_done_again(machine: Ma
     assert payload.columns()["value"] == b"z\x00"
     await go_on(machine, worker)
     assert await worker.get("s").result() == RESULT
-    assert shop.READS == ["x", "x"]
+    assert READS == ["x", "x"]
     assert counts() == EXPECTED
 
 
-@scenario
 async def test_the_archive_has_the_whole_row_of_the_run_as_it_was(machine: Machine) -> None:
     await prepared(machine)
     machine.sql("UPDATE runs SET workflow = CAST(x'ff00' AS TEXT), status = 'queued' WHERE id = 's'")
@@ -304,7 +287,6 @@ async def test_the_archive_has_the_whole_row_of_the_run_as_it_was(machine: Machi
     assert machine.row("s").workflow == "shop"
 
 
-@scenario
 async def test_a_run_that_was_held_for_another_reason_stays_held_and_goes_on_when_that_is_resolved(
     machine: Machine,
 ) -> None:
@@ -325,7 +307,6 @@ async def test_a_run_that_was_held_for_another_reason_stays_held_and_goes_on_whe
     assert counts() == EXPECTED
 
 
-@scenario
 async def test_a_repaired_run_is_damaged_and_repaired_again(machine: Machine) -> None:
     await prepared(machine)
     app = await machine.boot()

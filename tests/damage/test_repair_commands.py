@@ -76,10 +76,10 @@ def test_the_command_says_what_it_archived_and_what_cannot_be_seen(damaged: Path
     before = rows(damaged)
     looked = everstep(damaged, "repair", OPEN, "--dry-run")
     assert looked.returncode == 0
-    assert "would go on from event 29; 37 events archived" in looked.stdout
+    assert "would continue from event 29; 37 events archived" in looked.stdout
     assert rows(damaged) == before
     done = everstep(damaged, "repair", OPEN)
-    assert "goes on from event 29; 37 events archived" in done.stdout
+    assert "continues from event 29; 37 events archived" in done.stdout
     assert "everstep worker" in done.stdout
     (event,) = [event for event in here(damaged, "history", OPEN) if event["kind"] == "run_repaired"]
     assert (event["body"]["archived"], event["body"]["since"]) == (37, 30)

@@ -10,16 +10,9 @@ from everstep import Done, NotDone, Retry, step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.history.restored import mark_restored
 from everstep.errors import CrossesOnce, Misuse, Uncompensated
-from tests.damage.shop import APPLIED, ASKED, counts, forget
-from tests.engine.resume_helpers import Machine, scenario
-
-FAILS: list[BaseException] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_done() -> None:
-    forget()
-    FAILS.clear()
+from tests.damage.shop import counts
+from tests.engine.resume_helpers import Machine
+from tests.worlds.ledger import APPLIED, ASKED, FAILS
 
 
 async def ask(key: str, *args: Any) -> Done | NotDone:
@@ -87,8 +80,7 @@ def machine_in(machine: Machine, name: str) -> Machine:
 
 async def begun(machine: Machine, flow: Any = posting, argument: int = 7) -> None:
     """Leave a run behind that waits for `go`."""
-    app = await machine.boot()
-    await app.start(flow, argument, id="r")
+    app, _ = await machine.start(flow, argument, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest(app)
     await machine.stop(app)
@@ -140,7 +132,6 @@ def done_steps(machine: Machine, run: str) -> list[str]:
 # -- import and export -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("flow", [posting, loop, in_parts])
 @pytest.mark.parametrize("times", [0, 1, 5])
-@scenario
 async def test_counts_of_two_stores_are_never_compared(machine: Machine, times: int, flow: Any) -> None:
     """However often the store was restored that it comes from: when this one is, the run asks."""
     there = machine_in(machine, "there")
@@ -153,7 +144,6 @@ async def test_counts_of_two_stores_are_never_compared(machine: Machine, times: 
 
 @pytest.mark.parametrize("flow", [posting, loop, in_parts])
 @pytest.mark.parametrize("times", [0, 5])
-@scenario
 async def test_a_run_that_lacks_nothing_does_not_ask_where_it_is_imported(
     machine: Machine, times: int, flow: Any
 ) -> None:
@@ -169,7 +159,6 @@ async def test_a_run_that_lacks_nothing_does_not_ask_where_it_is_imported(
 
 @pytest.mark.parametrize("hold", [True, False])
 @pytest.mark.parametrize("flow", [posting, loop, in_parts])
-@scenario
 async def test_the_doubt_travels_with_a_run_that_was_not_asked_yet(machine: Machine, flow: Any, hold: bool) -> None:
     there, further = machine_in(machine, "there"), machine_in(machine, "further")
     await begun(machine, flow, 1)
@@ -180,7 +169,6 @@ async def test_the_doubt_travels_with_a_run_that_was_not_asked_yet(machine: Mach
     assert further.kinds("r").count("run_restored") == 1
 
 
-@scenario
 async def test_what_was_asked_about_where_it_comes_from_is_known_here(machine: Machine) -> None:
     """The note is in its history, and so is the doubt."""
     there = machine_in(machine, "there")
@@ -192,7 +180,6 @@ async def test_what_was_asked_about_where_it_comes_from_is_known_here(machine: M
     assert there.kinds("r").count("run_restored") == 1
 
 
-@scenario
 async def test_restored_after_the_import_and_moved_on_it_asks_as_well(machine: Machine) -> None:
     there, further = machine_in(machine, "there"), machine_in(machine, "further")
     await begun(machine)
@@ -202,7 +189,6 @@ async def test_restored_after_the_import_and_moved_on_it_asks_as_well(machine: M
     assert await asks(further)
 
 
-@scenario
 async def test_a_file_that_is_imported_again_after_a_restore_does_nothing_twice(machine: Machine) -> None:
     """The backup lacks the import, and all that came of it."""
     there = machine_in(machine, "there")
@@ -234,7 +220,6 @@ def put_back(machine: Machine, backup: bytes) -> None:
     machine.path.write_bytes(backup)
 
 
-@scenario
 async def test_children_of_an_imported_run_ask_as_it_does(machine: Machine) -> None:
     there = machine_in(machine, "there")
     await begun(machine, parent)
@@ -247,7 +232,6 @@ async def test_children_of_an_imported_run_ask_as_it_does(machine: Machine) -> N
     assert await asks(there, "r.2")
 
 
-@scenario
 async def test_a_failed_run_that_was_not_asked_yet_asks_when_it_is_retried_elsewhere(machine: Machine) -> None:
     there = machine_in(machine, "there")
     await failed(machine)
@@ -270,7 +254,6 @@ async def failed(machine: Machine) -> App:
     return app
 
 
-@scenario
 async def test_a_doubted_run_of_a_backup_is_not_imported_into_the_store_that_goes_on(machine: Machine) -> None:
     """There nothing tells its history from one that lacks nothing."""
     copy = machine_in(machine, "copy")
@@ -283,7 +266,6 @@ async def test_a_doubted_run_of_a_backup_is_not_imported_into_the_store_that_goe
         await moved(copy, machine)
 
 
-@scenario
 async def test_histories_of_an_earlier_release_only_count(machine: Machine) -> None:
     app = await machine.boot()
     await app.become_worker()
@@ -315,7 +297,6 @@ Forking = Callable[..., Awaitable[None]]
 
 @pytest.mark.parametrize("first", ["forked", "taken up"])
 @pytest.mark.parametrize("fork", [by_worker, by_client])
-@scenario
 async def test_a_fork_keeps_the_doubt_of_its_source(machine: Machine, fork: Forking, first: str) -> None:
     await begun(machine)
     await restored(machine)
@@ -329,7 +310,6 @@ async def test_a_fork_keeps_the_doubt_of_its_source(machine: Machine, fork: Fork
 
 
 @pytest.mark.parametrize("fork", [by_worker, by_client])
-@scenario
 async def test_a_fork_of_a_run_that_lacks_nothing_does_not_ask(machine: Machine, fork: Forking) -> None:
     await restored(machine, 2)
     await begun(machine)
@@ -339,7 +319,6 @@ async def test_a_fork_of_a_run_that_lacks_nothing_does_not_ask(machine: Machine,
 
 @pytest.mark.parametrize("is_doubted", [True, False])
 @pytest.mark.parametrize("fork", [by_worker, by_client])
-@scenario
 async def test_a_fork_of_an_imported_run_knows_what_that_knows(
     machine: Machine, fork: Forking, is_doubted: bool
 ) -> None:
@@ -353,7 +332,6 @@ async def test_a_fork_of_an_imported_run_knows_what_that_knows(
     assert await asks(there, "f") == is_doubted
 
 
-@scenario
 async def test_a_restore_after_the_fork_is_asked_about_and_so_is_a_fork_of_the_fork(machine: Machine) -> None:
     await begun(machine)
     await by_client(machine, at=1)
@@ -365,7 +343,6 @@ async def test_a_restore_after_the_fork_is_asked_about_and_so_is_a_fork_of_the_f
     assert await asks(machine, "f")
 
 
-@scenario
 async def test_a_fork_that_is_moved_before_it_was_asked_takes_the_doubt_along(machine: Machine) -> None:
     there = machine_in(machine, "there")
     await begun(machine)
@@ -378,7 +355,6 @@ async def test_a_fork_that_is_moved_before_it_was_asked_takes_the_doubt_along(ma
     assert await asks(there, "f")
 
 
-@scenario
 async def test_a_fork_of_a_child_that_may_have_been_started_before_asks(machine: Machine) -> None:
     await begun(machine, parent)
     await restored(machine)
@@ -393,7 +369,6 @@ async def test_a_fork_of_a_child_that_may_have_been_started_before_asks(machine:
 
 
 # -- retry and rollback ------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_retry_that_is_lost_and_made_again_presents_the_same_keys(machine: Machine) -> None:
     await failed(machine)
     backup = backup_of(machine)
@@ -423,7 +398,6 @@ async def reserving(number: int) -> int:
     return await reserve(number)
 
 
-@scenario
 async def test_a_rollback_of_a_run_that_may_lack_something_says_so(machine: Machine) -> None:
     app = await machine.worker()
     assert await app.run(reserving, 7, id="r") == 7

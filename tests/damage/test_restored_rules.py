@@ -9,19 +9,9 @@ import everstep
 from everstep import Done, NotDone, Retry, Unknown, step, workflow
 from everstep.engine.history.restored import mark_restored
 from everstep.errors import Misuse, RunHeld
-from tests.damage import shop
-from tests.damage.shop import APPLIED, ASKED, counts
-from tests.engine.resume_helpers import Machine, scenario
-
-ANSWERS: list[Any] = []
-FAILS: list[BaseException] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_done() -> None:
-    shop.forget()
-    ANSWERS.clear()
-    FAILS.clear()
+from tests.damage.shop import counts
+from tests.engine.resume_helpers import Machine
+from tests.worlds.ledger import ANSWERS, APPLIED, ASKED, FAILS
 
 
 async def ask(key: str, *args: Any) -> Any:
@@ -69,14 +59,12 @@ async def posting_parent() -> str:
 
 async def left(machine: Machine, flow: Any, *args: Any) -> None:
     """Leave a run behind that waits for the signal `go`, in a store that is then restored."""
-    app = await machine.boot()
-    await app.start(flow, *args, id="r")
+    app, _ = await machine.start(flow, *args, id="r")
     await machine.rest(app)
     await machine.stop(app)
     mark_restored(machine.store)
 
 
-@scenario
 async def test_what_was_done_before_the_backup_is_known_and_what_comes_is_asked_about(machine: Machine) -> None:
     await left(machine, trading, 2)
     ANSWERS.append(Done("traded long ago"))
@@ -90,7 +78,6 @@ async def test_what_was_done_before_the_backup_is_known_and_what_comes_is_asked_
     assert [body.because for body in machine.bodies("r", "step_doubted")] == ["restored"]
 
 
-@scenario
 async def test_a_probe_that_says_not_done_lets_the_step_run_with_the_same_key(machine: Machine) -> None:
     await left(machine, trading, 0)
     worker = await machine.worker()
@@ -99,12 +86,10 @@ async def test_a_probe_that_says_not_done_lets_the_step_run_with_the_same_key(ma
     assert [key for _, key in APPLIED] == ASKED
 
 
-@scenario
 async def test_a_step_that_waited_for_its_next_attempt_is_asked_about_first(machine: Machine) -> None:
     """In the time that is lost, the next attempt may have been made."""
     FAILS.append(NotDone("refused"))
-    app = await machine.boot()
-    await app.start(trading, 1, id="r")
+    app, _ = await machine.start(trading, 1, id="r")
     await machine.rest(app)
     assert machine.kinds("r")[-1] == "attempt_failed"
     await machine.stop(app)
@@ -117,7 +102,6 @@ async def test_a_step_that_waited_for_its_next_attempt_is_asked_about_first(mach
     assert counts()["trade"] == 2, "the failed attempt, and the last step"
 
 
-@scenario
 async def test_an_attempt_that_fails_after_it_was_asked_about_is_retried_without_another_question(
     machine: Machine,
 ) -> None:
@@ -132,7 +116,6 @@ async def test_an_attempt_that_fails_after_it_was_asked_about_is_retried_without
     assert (len(ASKED), counts()["trade"]) == (1, 2)
 
 
-@scenario
 async def test_several_at_once_make_one_question_and_one_acceptance(machine: Machine) -> None:
     await left(machine, posting_three)
     worker = await machine.worker()
@@ -152,7 +135,6 @@ async def test_several_at_once_make_one_question_and_one_acceptance(machine: Mac
     assert (await worker.get("r").verify()).sound
 
 
-@scenario
 async def test_a_child_that_may_have_been_started_before_asks_as_well(machine: Machine) -> None:
     await left(machine, posting_parent)
     worker = await machine.worker()
@@ -165,7 +147,6 @@ async def test_a_child_that_may_have_been_started_before_asks_as_well(machine: M
     assert counts() == {}
 
 
-@scenario
 async def test_a_child_has_the_keys_that_it_had_in_the_time_that_is_lost(machine: Machine) -> None:
     keys = []
     for name in ("lost", "again"):
@@ -187,14 +168,12 @@ async def test_a_child_has_the_keys_that_it_had_in_the_time_that_is_lost(machine
     assert keys[0] == keys[1]
 
 
-@scenario
 async def test_a_run_that_is_started_after_the_restore_is_not_asked(machine: Machine) -> None:
     await left(machine, posting_three)
     app = await machine.boot()
     assert await app.run(posting_child, id="new") == "posted 1"
     await machine.stop(app)
-    app = await machine.boot()
-    await app.start(posting_three, id="later")
+    app, _ = await machine.start(posting_three, id="later")
     await machine.rest(app)
     await machine.kill(app)
     worker = await machine.worker()
@@ -203,7 +182,6 @@ async def test_a_run_that_is_started_after_the_restore_is_not_asked(machine: Mac
     assert "run_restored" not in machine.kinds("later")
 
 
-@scenario
 async def test_what_was_noted_is_remembered_by_the_next_process(machine: Machine) -> None:
     await left(machine, trading, 0)
     worker = await machine.worker()
@@ -219,7 +197,6 @@ async def test_what_was_noted_is_remembered_by_the_next_process(machine: Machine
     assert counts() == {}
 
 
-@scenario
 async def test_a_second_restore_begins_the_questions_again(machine: Machine) -> None:
     await left(machine, trading, 0)
     worker = await machine.worker()
@@ -234,7 +211,6 @@ async def test_a_second_restore_begins_the_questions_again(machine: Machine) -> 
     assert len(ASKED) == 1
 
 
-@scenario
 async def test_a_probe_that_does_not_know_leads_to_a_person(machine: Machine) -> None:
     await left(machine, trading, 0)
     ANSWERS.extend([Unknown("it is down")] * 30)
@@ -252,7 +228,6 @@ async def test_a_probe_that_does_not_know_leads_to_a_person(machine: Machine) ->
     assert await worker.get("r").result(timeout=60) == ["x", "traded"]
 
 
-@scenario
 async def test_a_cancel_waits_until_what_may_have_happened_is_known(machine: Machine) -> None:
     await left(machine, trading, 0)
     ANSWERS.extend([Unknown("later"), Done("traded")])
@@ -267,10 +242,8 @@ async def test_a_cancel_waits_until_what_may_have_happened_is_known(machine: Mac
     assert counts() == {}
 
 
-@scenario
 async def test_a_store_with_workers_is_not_marked(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(trading, 0, id="r")
+    await machine.start(trading, 0, id="r")
     with pytest.raises(Misuse, match="Stop every process"):
         mark_restored(machine.store)
     assert machine.store.restores() == 0
@@ -290,7 +263,6 @@ async def shipping(number: int) -> str:
 
 
 @pytest.mark.parametrize("has_happened", [True, False])
-@scenario
 async def test_a_step_with_a_key_of_its_own_is_asked_about_once_the_key_is_its_own(
     machine: Machine, has_happened: bool
 ) -> None:
@@ -306,7 +278,6 @@ async def test_a_step_with_a_key_of_its_own_is_asked_about_once_the_key_is_its_o
     assert row.state == "done"
 
 
-@scenario
 async def test_what_another_run_has_done_under_the_key_is_shared_without_a_question(machine: Machine) -> None:
     await left(machine, shipping, 7)
     worker = await machine.worker()
@@ -331,10 +302,8 @@ async def trading_on(count: int) -> int:
     return done
 
 
-@scenario
 async def test_a_checkpoint_remembers_that_there_was_a_restore(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(trading_on, 4, id="r")
+    app, _ = await machine.start(trading_on, 4, id="r")
     await app.signal("r", "go", "0")
     await machine.until(lambda: counts() == {"trade": 1})
     await machine.rest(app)
@@ -351,11 +320,9 @@ async def test_a_checkpoint_remembers_that_there_was_a_restore(machine: Machine)
     assert counts() == {"trade": 4}
 
 
-@scenario
 async def test_a_process_that_still_has_the_file_from_before_keeps_it_from_being_marked(machine: Machine) -> None:
     """It is not among the workers of the backup, but its lock is held."""
-    app = await machine.boot()
-    await app.start(trading, 0, id="r")
+    app, _ = await machine.start(trading, 0, id="r")
     await machine.rest(app)
     machine.sql("DELETE FROM workers")
     with pytest.raises(Misuse, match="the one that was here before"):

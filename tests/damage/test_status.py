@@ -12,7 +12,7 @@ from everstep import workflow
 from everstep.cli import main
 from everstep.engine.process import without_status
 from everstep.errors import Damaged, RunHeld
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 WRONG = ["waitinh", "", "zzz", "completee", "Failed"]
 
@@ -62,7 +62,6 @@ VERBS: dict[str, Callable[[Any, str], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("run", ["open", "ended"])
 @pytest.mark.parametrize("verb", VERBS)
-@scenario
 async def test_each_verb_says_that_a_run_without_a_status_is_damaged(machine: Machine, verb: str, run: str) -> None:
     await with_status(machine, "waitinh")
     app = await machine.boot()
@@ -74,7 +73,6 @@ async def test_each_verb_says_that_a_run_without_a_status_is_damaged(machine: Ma
 
 
 @pytest.mark.parametrize("status", WRONG)
-@scenario
 async def test_a_worker_holds_what_has_not_ended_and_leaves_what_has(machine: Machine, status: str) -> None:
     await with_status(machine, status)
     app = await machine.worker()
@@ -93,7 +91,6 @@ async def test_a_worker_holds_what_has_not_ended_and_leaves_what_has(machine: Ma
     assert await app.get("open").result() == 5
 
 
-@scenario
 async def test_a_run_whose_history_is_damaged_too_is_repaired(machine: Machine) -> None:
     await with_status(machine, "waitinh")
     machine.sql("UPDATE events SET at = at + 1 WHERE run = 'open' AND kind = 'signal_awaited'")
@@ -105,10 +102,8 @@ async def test_a_run_whose_history_is_damaged_too_is_repaired(machine: Machine) 
     assert await app.get("open").result() == 5
 
 
-@scenario
 async def test_a_worker_that_is_at_work_finds_it_within_a_minute(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(waiting, id="open")
+    app, _ = await machine.start(waiting, id="open")
     await machine.until_status("open", "waiting")
     await machine.stop(app)
     await machine.worker()
@@ -119,7 +114,6 @@ async def test_a_worker_that_is_at_work_finds_it_within_a_minute(machine: Machin
     await machine.until_status("open", "held")
 
 
-@scenario
 async def test_doctor_and_ls_name_runs_without_a_status(machine: Machine) -> None:
     await with_status(machine, "waitinh")
     path = str(machine.path)
@@ -141,7 +135,6 @@ async def test_doctor_and_ls_name_runs_without_a_status(machine: Machine) -> Non
 @pytest.mark.parametrize(
     "damage", ["workflow = CAST(x'FF' AS TEXT)", "budget = x'00'", "tags = '{'", "published = x'00'"]
 )
-@scenario
 async def test_a_row_that_cannot_be_read_keeps_no_other_from_being_held_and_no_worker_from_claiming(
     machine: Machine, damage: str
 ) -> None:
@@ -160,7 +153,6 @@ async def test_a_row_that_cannot_be_read_keeps_no_other_from_being_held_and_no_w
     assert await worker.run(ended) == 1
 
 
-@scenario
 async def test_a_history_that_cannot_be_judged_keeps_no_other_run_from_being_held(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

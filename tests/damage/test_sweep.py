@@ -12,28 +12,15 @@ from typing import Any
 
 import pytest
 
-from everstep.cli.verifying import every_run, strays, verification
 from everstep.codec import Codec
 from everstep.engine.app.app import App
 from everstep.engine.code.workflow import DECLARED
 from everstep.engine.history.verify import load_verified, verify_payloads
 from everstep.engine.run.resume import replay
+from everstep.engine.verbs.verify import every_run, strays, verify_run
 from everstep.errors import Damaged, RunCancelled, UnknownRun
 from everstep.stores.protocol import RunRow, Store
-from tests.damage.subject import (
-    CANCELLED,
-    DONE,
-    ENDED,
-    FAILED,
-    NOTES,
-    OPEN,
-    RESULT,
-    Cell,
-    File,
-    bits_of,
-    copy_of,
-    flip,
-)
+from tests.damage.subject import CANCELLED, DONE, ENDED, FAILED, NOTES, OPEN, RESULT, Cell, File, bits_of, copy_of, flip
 
 EVENT_COLUMNS = ("run", "generation", "seq", "kind", "step", "at", "body", "digest")
 PAYLOAD_COLUMNS = ("run", "digest", "value")
@@ -135,7 +122,7 @@ def test_every_column_is_covered_or_said_not_to_be(file: File) -> None:
 def test_undamaged_nothing_is_found(file: File) -> None:
     for run in (OPEN, *ENDED):
         assert not is_found_at_load(file.store, run)
-    assert all(verification(file.store, row)["sound"] for row in every_run(file.store))
+    assert all(verify_run(file.store, row)[0].sound for row in every_run(file.store))
     assert strays(file.store) == []
 
 
@@ -323,8 +310,8 @@ def test_missing_swapped_foreign_and_doubled_rows_and_cut_tails_are_found(file: 
             if not is_found_at_load(file.store, OPEN):
                 missed.append(what)
             row = file.store.run(OPEN)
-            verified = [verification(file.store, row)] if row is not None else strays(file.store)
-            told += any(not one["sound"] and OPEN in one["problem"] for one in verified)
+            verified = [verify_run(file.store, row)[0]] if row is not None else strays(file.store)
+            told += any(not one.sound and OPEN in one.problem for one in verified)
     assert file.dump() == before
     assert not missed
     assert told == len(list(row_damages(count)))
@@ -335,7 +322,7 @@ def test_an_extra_row_in_a_generation_that_is_not_there_is_found_by_verify(file:
     with file.changed(f"INSERT INTO events {copied}"):
         row = file.store.run(OPEN)
         assert row is not None
-        assert "generations" in verification(file.store, row)["problem"]
+        assert "generations" in verify_run(file.store, row)[0].problem
 
 
 def test_a_run_without_its_row_is_not_started_anew(file: File) -> None:

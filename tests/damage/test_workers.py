@@ -8,7 +8,7 @@ import pytest
 
 from everstep.errors import RunHeld
 from tests.damage.subject import NOTES, OPEN, File, copy_of, flip, wide
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
 
 TEXT = 7
@@ -47,7 +47,6 @@ def dump(machine: Machine) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("column", ROW)
-@scenario
 async def test_a_worker_drives_no_run_whose_row_is_damaged(machine: Machine, original: Path, column: str) -> None:
     bit, becomes = ROW[column]
     file = File(copy_of(original, machine.folder))
@@ -75,7 +74,6 @@ async def test_a_worker_drives_no_run_whose_row_is_damaged(machine: Machine, ori
     assert len(changed) <= 1, "nothing but the one row was changed"
 
 
-@scenario
 async def test_a_row_that_cannot_even_be_claimed_keeps_nobody_from_anything(
     machine: Machine, original: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -87,8 +85,7 @@ async def test_a_row_that_cannot_even_be_claimed_keeps_nobody_from_anything(
         (OPEN,),
     )
     file.close()
-    app = await machine.boot()
-    await app.start(wide, "x", id="healthy")
+    app, _ = await machine.start(wide, "x", id="healthy")
     await machine.kill(app)
     worker = await machine.worker()
     await machine.until(lambda: "healthy" in worker.drivers)
@@ -98,12 +95,11 @@ async def test_a_row_that_cannot_even_be_claimed_keeps_nobody_from_anything(
         await machine.until(lambda: not worker.pump._nudged)
     said = [record.getMessage() for record in caplog.records if OPEN in record.getMessage()]
     assert len(said) == 1, "it is told once"
-    assert "cannot be taken up" in said[0]
+    assert "cannot be resumed" in said[0]
     assert not any(record.exc_info for record in caplog.records)
 
 
 @pytest.mark.parametrize("what", ["a bit of an event", "a cut tail"])
-@scenario
 async def test_whoever_starts_a_damaged_run_again_is_told_that_it_is_held(
     machine: Machine, original: Path, what: str
 ) -> None:
@@ -114,8 +110,7 @@ async def test_whoever_starts_a_damaged_run_again_is_told_that_it_is_held(
         (row,) = file.rows("events", "run = ? AND seq = 20", OPEN)
         file.raw.execute("UPDATE events SET body = ? WHERE rowid = ?", (flip(row["body"], 80), row["rowid_"]))
     file.close()
-    app = await machine.boot()
-    run = await app.start(wide, OPEN, id=OPEN)
+    _, run = await machine.start(wide, OPEN, id=OPEN)
     with pytest.raises(RunHeld) as held:
         await run.result(timeout=60)
     assert held.value.reason == "damaged"

@@ -18,7 +18,7 @@ from everstep.model.markers import seal_outcome
 from everstep.stores.sqlite import SqliteStore
 from tests.effects.shops import Shop, store_rows
 from tests.engine.lives import prove_life
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw, open_sqlite
 
 ANY_LIBRARY = (sqlite3.Error, apsw.Error)
@@ -176,7 +176,6 @@ WAYS = [(False, True), (False, False), (True, False)]
 
 @pytest.mark.parametrize("where", ["file", "store"])
 @pytest.mark.parametrize(("is_async", "in_def"), WAYS, ids=["def in def", "def in async", "async in async"])
-@scenario
 async def test_what_is_written_and_its_marker_are_committed_together(
     machine: Machine, where: str, is_async: bool, in_def: bool
 ) -> None:
@@ -228,7 +227,6 @@ def test_the_store_in_memory_has_room_for_atomic_steps_too() -> None:
 
 
 @pytest.mark.parametrize("where", ["file", "store"])
-@scenario
 async def test_what_raises_is_rolled_back_and_goes_by_the_retry_policy(machine: Machine, where: str) -> None:
     path = machine.folder / "shop.db" if where == "file" else machine.path
     attempts: list[int] = []
@@ -245,8 +243,7 @@ async def test_what_raises_is_rolled_back_and_goes_by_the_retry_policy(machine: 
     def flow() -> str:
         return selling("lamp")
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     for count in (1, 2):
         await machine.rest()
         assert attempts == list(range(1, count + 1))
@@ -285,7 +282,6 @@ def test_errors_come_back_as_themselves_and_a_fallback_takes_the_place_of_the_ou
     assert shop.markers() == []
 
 
-@scenario
 async def test_exhausted_attempts_may_ask_a_person_who_gives_fresh_ones(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     broken = [True]
@@ -301,8 +297,7 @@ async def test_exhausted_attempts_may_ask_a_person_who_gives_fresh_ones(machine:
     def flow() -> str:
         return selling()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     assert machine.hold("r").reason == "exhausted"
@@ -312,7 +307,6 @@ async def test_exhausted_attempts_may_ask_a_person_who_gives_fresh_ones(machine:
     assert shop.sales() == ["lamp"]
 
 
-@scenario
 async def test_an_outcome_that_cannot_be_stored_is_noticed_before_the_commit(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
 
@@ -434,7 +428,6 @@ ONLY_STDLIB: dict[str, Any] = {
     ("where", "how"),
     [*(("file", how) for how in (*BREAKING, *ONLY_STDLIB)), *(("store", how) for how in BREAKING)],
 )
-@scenario
 async def test_a_body_that_would_end_the_transaction_is_refused_and_nothing_is_half_done(
     machine: Machine, where: str, how: str
 ) -> None:
@@ -465,7 +458,6 @@ async def test_a_body_that_would_end_the_transaction_is_refused_and_nothing_is_h
 
 
 @pytest.mark.parametrize("where", ["file", "store"])
-@scenario
 async def test_a_statement_that_is_prepared_already_writes_nothing_when_the_transaction_is_gone(
     machine: Machine, where: str
 ) -> None:
@@ -501,7 +493,6 @@ async def test_a_statement_that_is_prepared_already_writes_nothing_when_the_tran
 
 
 @pytest.mark.parametrize("where", ["file", "store"])
-@scenario
 async def test_savepoints_temporary_tables_and_triggers_of_its_own_are_a_body_s_own_affair(
     machine: Machine, where: str
 ) -> None:
@@ -550,7 +541,6 @@ STORE_WRITES = [
 
 
 @pytest.mark.parametrize("statement", STORE_WRITES)
-@scenario
 async def test_the_store_s_own_tables_are_protected(machine: Machine, statement: str) -> None:
     @transaction(STORE)
     def breaking(connection: Any) -> None:
@@ -571,7 +561,6 @@ async def test_the_store_s_own_tables_are_protected(machine: Machine, statement:
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_the_store_s_own_tables_may_be_read(machine: Machine) -> None:
     @transaction(STORE)
     def reading(connection: Any) -> list[Any]:
@@ -587,7 +576,6 @@ async def test_the_store_s_own_tables_may_be_read(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("which", ["this store", "a link to it", "another store"])
-@scenario
 async def test_a_store_is_not_opened_by_a_second_library(
     machine: Machine, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,7 +602,6 @@ async def test_a_store_is_not_opened_by_a_second_library(
     assert len(opened) == (which == "another store"), "one that is open here is not even looked at"
 
 
-@scenario
 async def test_a_database_that_cannot_be_opened_is_a_failed_attempt_that_says_so(machine: Machine) -> None:
     folder = machine.folder / "folder.db"
     folder.mkdir()
@@ -627,8 +614,7 @@ async def test_a_database_that_cannot_be_opened_is_a_failed_attempt_that_says_so
         except DatabaseFailed as failed:
             return str(failed)
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.rest()
     await machine.advance(1.1)
     assert "folder.db" in await run.result(timeout=60)

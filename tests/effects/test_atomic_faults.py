@@ -19,16 +19,11 @@ from everstep.errors import DatabaseFailed, RunHeld
 from everstep.model.markers import Marker
 from everstep.stores.sqlite.marked import MarkedTransaction
 from tests.effects.shops import Shop, Stop, Troubled, sqlite_error, store_rows
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_sqlite
+from tests.worlds.ledger import NOTES
 
-NOTES: list[int] = []
 BUSY, FULL, IO_ERROR_WRITE, IO_ERROR_FSYNC = 5, 13, 778, 1034
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
 
 
 def sell(connection: Any, item: str) -> str:
@@ -48,13 +43,11 @@ def selling_flow(database: Any, body: Callable[..., str] = sell, **options: Any)
 
 
 # -- locked ------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_others_who_write_are_waited_for_and_that_is_no_attempt(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     other = open_sqlite(shop.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    app = await machine.boot()
-    run = await app.start(selling_flow(shop.path), id="r")
+    _, run = await machine.start(selling_flow(shop.path), id="r")
     await asyncio.sleep(0.3)
     assert machine.status("r") == "running"
     other.execute("COMMIT")
@@ -64,15 +57,13 @@ async def test_others_who_write_are_waited_for_and_that_is_no_attempt(machine: M
     assert shop.sales() == ["lamp"]
 
 
-@scenario
 async def test_those_who_read_are_waited_for_by_the_commit(machine: Machine) -> None:
     """Without a write-ahead log a COMMIT has to wait for readers; the body does not run again for that."""
     shop = Shop(machine.folder / "shop.db")
     reader = open_sqlite(shop.path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM sales").fetchall()
-    app = await machine.boot()
-    run = await app.start(selling_flow(shop.path), id="r")
+    _, run = await machine.start(selling_flow(shop.path), id="r")
     await asyncio.sleep(0.3)
     assert machine.status("r") == "running"
     reader.execute("COMMIT")
@@ -82,7 +73,6 @@ async def test_those_who_read_are_waited_for_by_the_commit(machine: Machine) -> 
     assert shop.sales() == ["lamp"]
 
 
-@scenario
 async def test_a_body_that_meets_a_lock_is_run_again_and_that_is_no_attempt(machine: Machine) -> None:
     """As a serialization failure of a larger database would be."""
     shop = Shop(machine.folder / "shop.db")
@@ -100,7 +90,6 @@ async def test_a_body_that_meets_a_lock_is_run_again_and_that_is_no_attempt(mach
     assert shop.sales() == ["lamp"]
 
 
-@scenario
 async def test_patience_ends_with_an_error_that_says_so(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic, "PATIENCE_SECONDS", 0.1)
     shop = Shop(machine.folder / "shop.db")
@@ -113,7 +102,6 @@ async def test_patience_ends_with_an_error_that_says_so(machine: Machine, monkey
     assert shop.sales() == []
 
 
-@scenario
 async def test_the_store_goes_on_while_an_atomic_body_in_it_runs(machine: Machine) -> None:
     """Its body keeps the store's one writer. Others wait, nobody fails, and the loop is not blocked."""
     stop = Stop()
@@ -171,7 +159,6 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-@scenario
 async def test_a_commit_whose_answer_was_lost_is_found_by_its_marker(machine: Machine, name: str) -> None:
     shop = Shop(machine.folder / "shop.db")
     database = Troubled(shop.path)
@@ -184,14 +171,12 @@ async def test_a_commit_whose_answer_was_lost_is_found_by_its_marker(machine: Ma
 
 
 @pytest.mark.parametrize("name", ERRORS)
-@scenario
 async def test_a_commit_that_was_not_done_is_a_failed_attempt_or_none(machine: Machine, name: str) -> None:
     """It is not assumed to have happened either: the marker is not there."""
     shop = Shop(machine.folder / "shop.db")
     database = Troubled(shop.path)
     database.instead_of_commit = failing_commits(ERRORS[name], after=False, times=1)
-    app = await machine.boot()
-    run = await app.start(selling_flow(database, retry=Retry(attempts=2, first=1.0, jitter=0.0)), id="r")
+    _, run = await machine.start(selling_flow(database, retry=Retry(attempts=2, first=1.0, jitter=0.0)), id="r")
     if name != "locked":
         await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
         assert shop.sales() == []
@@ -201,7 +186,6 @@ async def test_a_commit_that_was_not_done_is_a_failed_attempt_or_none(machine: M
     assert shop.sales() == ["lamp"]
 
 
-@scenario
 async def test_a_marker_that_finds_no_room_takes_everything_with_it(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     database = Troubled(shop.path)
@@ -214,7 +198,6 @@ async def test_a_marker_that_finds_no_room_takes_everything_with_it(machine: Mac
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
-@scenario
 async def test_a_refused_commit_without_attempts_left_says_what_was_written(machine: Machine, after: bool) -> None:
     shop = Shop(machine.folder / "shop.db")
     database = Troubled(shop.path)
@@ -229,7 +212,6 @@ async def test_a_refused_commit_without_attempts_left_says_what_was_written(mach
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
-@scenario
 async def test_a_database_that_is_away_after_a_commit_is_asked_again_until_it_answers(
     machine: Machine, after: bool
 ) -> None:
@@ -250,8 +232,7 @@ async def test_a_database_that_is_away_after_a_commit_is_asked_again_until_it_an
         really()
 
     database.before_begin, database.instead_of_commit = begin, commit
-    app = await machine.boot()
-    run = await app.start(selling_flow(database), id="r")
+    _, run = await machine.start(selling_flow(database), id="r")
     await machine.until(lambda: "probe_answered" in machine.kinds("r"))
     for _ in range(3):
         await machine.advance(10)
@@ -266,7 +247,6 @@ async def test_a_database_that_is_away_after_a_commit_is_asked_again_until_it_an
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_a_database_that_stays_away_is_a_question_for_a_person(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     database = Troubled(shop.path)
@@ -280,8 +260,7 @@ async def test_a_database_that_stays_away_is_a_question_for_a_person(machine: Ma
         raise OSError("no route to host")
 
     database.instead_of_commit = commit
-    app = await machine.boot()
-    run = await app.start(selling_flow(database), id="r")
+    app, run = await machine.start(selling_flow(database), id="r")
     await machine.until(lambda: "step_doubted" in machine.kinds("r"))
     for _ in range(30):
         await machine.advance(61)
@@ -299,7 +278,6 @@ async def test_a_database_that_stays_away_is_a_question_for_a_person(machine: Ma
 
 @pytest.mark.parametrize("resolution", ["not-done", "probe", "done"])
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
-@scenario
 async def test_after_a_failed_sync_nothing_is_assumed_and_a_person_decides(
     machine: Machine, after: bool, resolution: str
 ) -> None:
@@ -308,8 +286,7 @@ async def test_after_a_failed_sync_nothing_is_assumed_and_a_person_decides(
     database = Troubled(shop.path)
     error = sqlite_error(IO_ERROR_FSYNC, "disk I/O error")
     database.instead_of_commit = failing_commits(error, after=after, times=1)
-    app = await machine.boot()
-    run = await app.start(selling_flow(database), id="r")
+    app, run = await machine.start(selling_flow(database), id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     hold = machine.hold("r")
@@ -325,7 +302,6 @@ async def test_after_a_failed_sync_nothing_is_assumed_and_a_person_decides(
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_a_marker_that_cannot_be_read_is_a_question_for_a_person(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     stop = Stop()
@@ -337,8 +313,7 @@ async def test_a_marker_that_cannot_be_read_is_a_question_for_a_person(machine: 
 
     database.instead_of_commit = commit
     flow = selling_flow(database)
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     await machine.kill(app)
     stop.opened.set()
@@ -354,7 +329,6 @@ async def test_a_marker_that_cannot_be_read_is_a_question_for_a_person(machine: 
     assert shop.sales() == ["lamp"]
 
 
-@scenario
 async def test_a_database_that_cannot_be_asked_after_a_crash_does_not_let_the_step_fail(machine: Machine) -> None:
     """It may have happened, so neither is the error raised nor is anything done, before the marker was read."""
     shop = Shop(machine.folder / "shop.db")
@@ -367,16 +341,14 @@ async def test_a_database_that_cannot_be_asked_after_a_crash_does_not_let_the_st
 
     database.instead_of_commit = commit
     flow = selling_flow(database)
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     await machine.kill(app)
     stop.opened.set()
     away = machine.folder / "away.db"
     shop.path.rename(away)
     shop.path.mkdir()
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.until(lambda: "probe_answered" in machine.kinds("r"))
     shop.path.rmdir()
     away.rename(shop.path)
@@ -511,7 +483,6 @@ class LaterDatabase:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@scenario
 async def test_a_database_for_asyncio_fits_behind_the_same_protocol(machine: Machine, is_async: bool) -> None:
     shop = Shop(machine.folder / "shop.db")
     declared = transaction(LaterDatabase(shop), name="selling", retry=Retry(attempts=2, first=0.0))
@@ -564,7 +535,6 @@ def test_a_database_that_hides_its_coroutines_is_told_so(tmp_path: Path) -> None
 
 
 # -- retention ---------------------------------------------------------------------------------------------------------
-@scenario
 async def test_markers_of_ended_runs_are_forgotten_when_they_are_old_enough(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     selling = transaction(shop.path, name="selling")(sell)
@@ -592,7 +562,6 @@ async def test_markers_of_ended_runs_are_forgotten_when_they_are_old_enough(mach
     assert await app.forget_markers(STORE) == 0
 
 
-@scenario
 async def test_markers_are_kept_while_somebody_who_was_overtaken_could_wake_up(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     database, stop = Troubled(shop.path), Stop()
@@ -602,8 +571,7 @@ async def test_markers_are_kept_while_somebody_who_was_overtaken_could_wake_up(m
     await first.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     await first.pump.stop()  # it stands still, and its process lives
-    second = await machine.boot()
-    run = await second.start(flow, id="r")
+    second, run = await machine.start(flow, id="r")
     await machine.watch(second, 60)
     assert await run.result(timeout=60) == "sold lamp"
     machine.clock.advance(100)

@@ -12,20 +12,14 @@ import pytest
 
 import everstep
 from everstep import Fatal, Retry, transaction, workflow
-from everstep.cli.timeline import timeline_of
 from everstep.effects import atomic
 from everstep.effects.databases import STORE, SqliteFile
 from everstep.errors import RunCancelled, RunFailed, RunHeld, StepTimedOut
+from everstep.view.timeline import timeline_of
 from tests.effects.shops import Shop, Stop, Troubled, store_rows
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw, open_sqlite
-
-NOTES: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
+from tests.worlds.ledger import NOTES
 
 
 def sell(connection: Any, item: str) -> str:
@@ -69,13 +63,11 @@ class Late(SqliteFile):
 
 
 # -- after a crash -----------------------------------------------------------------------------------------------------
-@scenario
 async def test_cut_off_after_its_commit_the_marker_s_outcome_is_adopted(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     database = Late(shop)
     flow = selling_flow(database)
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(database.stop.reached.wait, 20)
     assert shop.sales() == ["lamp"]
     await machine.kill(app)
@@ -91,7 +83,6 @@ async def test_cut_off_after_its_commit_the_marker_s_outcome_is_adopted(machine:
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_an_attempt_that_still_runs_elsewhere_is_waited_for_and_adopted(machine: Machine) -> None:
     """The first process lost its run in the middle of the body, and goes on: its transaction is open."""
     shop = Shop(machine.folder / "shop.db")
@@ -103,12 +94,10 @@ async def test_an_attempt_that_still_runs_elsewhere_is_waited_for_and_adopted(ma
         return sold
 
     flow = selling_flow(shop.path, body)
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     await machine.kill(app)
-    again = await machine.boot()
-    run = await again.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.until(lambda: len(machine.bodies("r", "step_started")) == 2)
     await asyncio.sleep(0.05)
     assert machine.status("r") == "running"
@@ -119,15 +108,13 @@ async def test_an_attempt_that_still_runs_elsewhere_is_waited_for_and_adopted(ma
     assert adopted(machine) == [True]
 
 
-@scenario
 async def test_a_late_attempt_finds_that_another_one_has_committed(machine: Machine) -> None:
     """The first process is stopped just before its transaction, another one does the step, then the first wakes."""
     shop = Shop(machine.folder / "shop.db")
     database, stop = Troubled(shop.path), Stop()
     database.before_begin = stop
     flow = selling_flow(database)
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     acting = app.acting
     await machine.kill(app)
@@ -142,7 +129,6 @@ async def test_a_late_attempt_finds_that_another_one_has_committed(machine: Mach
 
 
 @pytest.mark.parametrize("retried", [False, True])
-@scenario
 async def test_a_late_attempt_cannot_do_what_the_history_says_has_failed(machine: Machine, retried: bool) -> None:
     """As before, but the other process's attempt fails for good: nobody may do the step any more, until a retry."""
     shop = Shop(machine.folder / "shop.db")
@@ -156,8 +142,7 @@ async def test_a_late_attempt_cannot_do_what_the_history_says_has_failed(machine
         return sold
 
     flow = selling_flow(database, body)
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     acting = app.acting
     await machine.kill(app)
@@ -177,7 +162,6 @@ async def test_a_late_attempt_cannot_do_what_the_history_says_has_failed(machine
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_an_ordinary_failure_leaves_nothing_behind(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
 
@@ -191,7 +175,6 @@ async def test_an_ordinary_failure_leaves_nothing_behind(machine: Machine) -> No
     assert shop.markers() == [], "nobody was cut off, so nobody has to be ruled out"
 
 
-@scenario
 async def test_a_retried_run_does_a_failed_step_again_with_the_same_key(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     keys: list[str] = []
@@ -212,13 +195,11 @@ async def test_a_retried_run_does_a_failed_step_again_with_the_same_key(machine:
     assert shop.sales() == ["lamp"]
 
 
-@scenario
 async def test_another_database_than_the_one_it_was_begun_in_is_a_question_for_a_person(machine: Machine) -> None:
     """A changed path would find no marker, and do the step a second time."""
     old, new = Shop(machine.folder / "old.db"), Shop(machine.folder / "new.db")
     database = Late(old)
-    app = await machine.boot()
-    await app.start(selling_flow(database), id="r")
+    app, _ = await machine.start(selling_flow(database), id="r")
     await asyncio.to_thread(database.stop.reached.wait, 20)
     await machine.kill(app)
     database.stop.opened.set()
@@ -239,7 +220,6 @@ async def test_another_database_than_the_one_it_was_begun_in_is_a_question_for_a
     assert new.sales() == []
 
 
-@scenario
 async def test_changed_arguments_of_a_begun_step_cannot_be_accepted(machine: Machine) -> None:
     """They are part of its key: the marker of what was begun would not be found."""
     shop = Shop(machine.folder / "shop.db")
@@ -251,8 +231,7 @@ async def test_changed_arguments_of_a_begun_step_cannot_be_accepted(machine: Mac
     async def flow() -> str:
         return await asyncio.to_thread(selling, items[0])
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(database.stop.reached.wait, 20)
     await machine.kill(app)
     database.stop.opened.set()
@@ -268,7 +247,6 @@ async def test_changed_arguments_of_a_begun_step_cannot_be_accepted(machine: Mac
 
 
 # -- timeouts ----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_an_attempt_past_its_timeout_cannot_commit_any_more(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     stop = Stop()
@@ -278,8 +256,7 @@ async def test_an_attempt_past_its_timeout_cannot_commit_any_more(machine: Machi
         stop()
         return sold
 
-    app = await machine.boot()
-    run = await app.start(selling_flow(shop.path, body, timeout=0.05), id="r")
+    app, run = await machine.start(selling_flow(shop.path, body, timeout=0.05), id="r")
     with pytest.raises(StepTimedOut):
         await run.result(timeout=60)
     assert app.acting.runs() == {"r"}, "its thread still runs"
@@ -289,7 +266,6 @@ async def test_an_attempt_past_its_timeout_cannot_commit_any_more(machine: Machi
     assert shop.markers() == []
 
 
-@scenario
 async def test_after_a_timeout_the_next_attempt_waits_for_the_thread_of_the_last(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     stop = Stop()
@@ -309,7 +285,6 @@ async def test_after_a_timeout_the_next_attempt_waits_for_the_thread_of_the_last
     assert shop.sales() == ["lamp"]
 
 
-@scenario
 async def test_a_statement_that_runs_too_long_is_interrupted(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
 
@@ -319,15 +294,13 @@ async def test_a_statement_that_runs_too_long_is_interrupted(machine: Machine) -
         connection.execute(endless).fetchall()
         return "never"
 
-    app = await machine.boot()
-    run = await app.start(selling_flow(shop.path, body, timeout=0.1), id="r")
+    app, run = await machine.start(selling_flow(shop.path, body, timeout=0.1), id="r")
     with pytest.raises(StepTimedOut):
         await run.result(timeout=60)
     await machine.until(lambda: not app.acting.runs(), seconds=5)
     assert shop.sales() == []
 
 
-@scenario
 async def test_an_async_body_past_its_timeout_is_cancelled(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
 
@@ -354,7 +327,6 @@ async def test_an_async_body_past_its_timeout_is_cancelled(machine: Machine) -> 
     assert shop.sales() == []
 
 
-@scenario
 async def test_a_commit_that_is_under_way_when_its_time_is_over_counts(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     database = Troubled(shop.path)
@@ -370,7 +342,6 @@ async def test_a_commit_that_is_under_way_when_its_time_is_over_counts(machine: 
 
 
 @pytest.mark.parametrize("has_happened", [False, True])
-@scenario
 async def test_a_timeout_after_a_crash_is_told_when_the_earlier_attempt_is_settled(
     machine: Machine, has_happened: bool
 ) -> None:
@@ -381,15 +352,13 @@ async def test_a_timeout_after_a_crash_is_told_when_the_earlier_attempt_is_settl
     if not has_happened:
         database.before_begin = stop
     flow = selling_flow(database, timeout=0.2)
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     acting = app.acting
     await machine.kill(app)
     blocking = open_sqlite(shop.path, isolation_level=None)
     blocking.execute("BEGIN IMMEDIATE")
-    again = await machine.boot()
-    run = await again.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await asyncio.sleep(0.5)
     assert machine.status("r") == "running", "its time is over, and the code is not told yet"
     blocking.execute("ROLLBACK")
@@ -439,7 +408,6 @@ CUT_OFF = ["no", "before its transaction", "after its commit"]
 
 @pytest.mark.parametrize("made", [by_timeout, by_cancel])
 @pytest.mark.parametrize("cut_off", CUT_OFF)
-@scenario
 async def test_a_cancel_reaches_the_code_only_after_the_step_is_settled(
     machine: Machine, made: Callable[[Any], Any], cut_off: str
 ) -> None:
@@ -456,8 +424,7 @@ async def test_a_cancel_reaches_the_code_only_after_the_step_is_settled(
         return sold
 
     flow = made(transaction(database, name="selling")(body))
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     machine.clock.advance(6)
     await machine.until(lambda: "timer_fired" in machine.kinds("r"))
@@ -469,8 +436,7 @@ async def test_a_cancel_reaches_the_code_only_after_the_step_is_settled(
     else:
         acting = app.acting
         await machine.kill(app)
-        app = await machine.boot()
-        run = await app.start(flow, id="r")
+        app, run = await machine.start(flow, id="r")
     assert await run.result(timeout=60) == "too late"
     if cut_off != "no":
         stop.opened.set()
@@ -486,7 +452,6 @@ async def test_a_cancel_reaches_the_code_only_after_the_step_is_settled(
 
 
 @pytest.mark.parametrize("cut_off", CUT_OFF)
-@scenario
 async def test_a_run_that_is_ended_without_its_code_waits_until_the_step_is_settled(
     machine: Machine, cut_off: str
 ) -> None:
@@ -503,8 +468,7 @@ async def test_a_run_that_is_ended_without_its_code_waits_until_the_step_is_sett
         return sold
 
     flow = selling_flow(database, body)
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     await run.cancel(now=True)
     await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
@@ -514,8 +478,7 @@ async def test_a_run_that_is_ended_without_its_code_waits_until_the_step_is_sett
     else:
         acting = app.acting
         await machine.kill(app)
-        app = await machine.boot()
-        run = await app.start(flow, id="r")
+        app, run = await machine.start(flow, id="r")
     with pytest.raises(RunCancelled):
         await run.result(timeout=60)
     if cut_off != "no":
@@ -525,7 +488,6 @@ async def test_a_run_that_is_ended_without_its_code_waits_until_the_step_is_sett
     assert ["1 lamp"] * (cut_off != "before its transaction") == NOTES
 
 
-@scenario
 async def test_a_cancel_during_the_back_off_settles_the_step_as_not_done(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
 
@@ -534,8 +496,7 @@ async def test_a_cancel_during_the_back_off_settles_the_step_as_not_done(machine
         raise OSError("not yet")
 
     selling = transaction(shop.path, retry=Retry(attempts=3, first=10.0, jitter=0.0))(body)
-    app = await machine.boot()
-    run = await app.start(by_timeout(selling), id="r")
+    _, run = await machine.start(by_timeout(selling), id="r")
     await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
     await machine.advance(6)
     await machine.advance(6)
@@ -544,7 +505,6 @@ async def test_a_cancel_during_the_back_off_settles_the_step_as_not_done(machine
     assert shop.sales() == []
 
 
-@scenario
 async def test_closing_waits_for_an_atomic_body_that_runs(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     stop = Stop()
@@ -555,8 +515,7 @@ async def test_closing_waits_for_an_atomic_body_that_runs(machine: Machine) -> N
         return sell(connection, item)
 
     flow = selling_flow(shop.path, body)
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     await machine.stop(app)
     assert shop.sales() == ["lamp"]
@@ -565,7 +524,6 @@ async def test_closing_waits_for_an_atomic_body_that_runs(machine: Machine) -> N
 
 # -- several at once ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("where", ["file", "store"])
-@scenario
 async def test_many_attempts_at_once_are_one_commit(machine: Machine, where: str) -> None:
     """What epochs and attempt numbers prevent, the marker alone would survive as well."""
     path = machine.folder / "shop.db" if where == "file" else machine.path
@@ -603,7 +561,6 @@ async def test_many_attempts_at_once_are_one_commit(machine: Machine, where: str
     assert sum(one.adopted for one in settled) == 7
 
 
-@scenario
 async def test_many_runs_write_to_one_file_at_once_and_nothing_is_lost(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     flow = selling_flow(shop.path)
@@ -615,7 +572,6 @@ async def test_many_runs_write_to_one_file_at_once_and_nothing_is_lost(machine: 
     assert all(len(machine.bodies(f"r{n}", "step_started")) == 1 for n in range(60)), "waiting is no attempt"
 
 
-@scenario
 async def test_a_failed_run_with_an_atomic_step_beside_the_failure_settles_it_first(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
     stop = Stop()
@@ -636,8 +592,7 @@ async def test_a_failed_run_with_an_atomic_step_beside_the_failure_settles_it_fi
     async def flow() -> None:
         await asyncio.gather(asyncio.to_thread(selling, "lamp"), asyncio.to_thread(failing))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.until(lambda: "step_failed" in machine.kinds("r"))
     assert machine.status("r") == "running", "an effect must be known before the run may end"
     stop.opened.set()

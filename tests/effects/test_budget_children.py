@@ -10,24 +10,14 @@ import everstep
 from everstep import Budget, BudgetExceeded, step, workflow
 from everstep.errors import IdConflict, RunCancelled, RunHeld
 from tests.effects.spending import charged_in
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted() -> None:
-    NOTES.clear()
-    GATES.clear()
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import GATES, NOTES, act
 
 
 @step(effect="read", cost={"usd": 0.50})
 async def ask(name: str) -> str:
     """Estimated at 50 cents, and costs 30."""
-    NOTES.append(name)
-    if name in GATES:
-        await GATES[name].wait()
+    await act(name)
     everstep.charge(usd=0.30)
     return name
 
@@ -71,7 +61,6 @@ async def held(machine: Machine, run: str) -> Any:
 
 
 # -- allotments --------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_child_takes_its_own_budget_and_the_rest_comes_back(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def parent() -> list[Any]:
@@ -92,7 +81,6 @@ async def test_a_child_takes_its_own_budget_and_the_rest_comes_back(machine: Mac
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_child_gets_no_more_than_its_parent_has_left(machine: Machine) -> None:
     @workflow(budget=Budget(usd=1.30))
     async def parent() -> list[int]:
@@ -107,7 +95,6 @@ async def test_a_child_gets_no_more_than_its_parent_has_left(machine: Machine) -
     assert spent(machine, "p") == 0.90
 
 
-@scenario
 async def test_a_child_without_a_budget_takes_what_is_left_and_does_as_its_parent_does(machine: Machine) -> None:
     @workflow(budget=Budget(usd=1.40, tokens=10, then="fail"))
     async def parent() -> str:
@@ -125,7 +112,6 @@ async def test_a_child_without_a_budget_takes_what_is_left_and_does_as_its_paren
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_two_children_at_once_cannot_both_take_all_that_is_left(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def parent() -> list[str]:
@@ -141,7 +127,6 @@ async def test_two_children_at_once_cannot_both_take_all_that_is_left(machine: M
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_one_after_the_other_each_takes_what_is_left(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def parent() -> list[int]:
@@ -156,7 +141,6 @@ async def test_one_after_the_other_each_takes_what_is_left(machine: Machine) -> 
     ]
 
 
-@scenario
 async def test_children_at_once_each_with_a_part_of_the_budget(machine: Machine) -> None:
     @workflow(budget=Budget(usd=2.50, then="fail"))
     async def parent() -> list[str]:
@@ -176,7 +160,6 @@ async def test_children_at_once_each_with_a_part_of_the_budget(machine: Machine)
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_tree_keeps_within_the_limit_of_its_root(machine: Machine) -> None:
     """Every node asks until it is stopped. Nothing is under way when a limit is met, so none is crossed."""
 
@@ -204,7 +187,6 @@ async def test_a_tree_keeps_within_the_limit_of_its_root(machine: Machine) -> No
     assert charged_in(machine.events("p.1"))[0] == 2.70
 
 
-@scenario
 async def test_steps_and_time_are_allotted_too(machine: Machine) -> None:
     @workflow(budget=Budget(steps=3, seconds=60, then="fail"))
     async def parent() -> str:
@@ -216,8 +198,7 @@ async def test_steps_and_time_are_allotted_too(machine: Machine) -> None:
             return f"{error.over} {error.limit:g}"
         return "?"
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    _, run = await machine.start(parent, id="p")
     await machine.rest()
     await machine.advance(20)
     assert await run.result(timeout=60) == "steps 2"
@@ -227,7 +208,6 @@ async def test_steps_and_time_are_allotted_too(machine: Machine) -> None:
 
 
 # -- waiting for room --------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_step_waits_while_a_child_may_give_something_back(machine: Machine) -> None:
     GATES["a"] = Gate()
 
@@ -238,8 +218,7 @@ async def test_a_step_waits_while_a_child_may_give_something_back(machine: Machi
         await child.result()
         return answer
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    _, run = await machine.start(parent, id="p")
     await GATES["a"].reached.wait()
     await machine.until(lambda: machine.kinds("p", "call_withheld"))
     assert NOTES == ["a"]
@@ -258,7 +237,6 @@ async def test_a_step_waits_while_a_child_may_give_something_back(machine: Machi
 
 
 @pytest.mark.parametrize("killed", [False, True])
-@scenario
 async def test_a_child_waits_while_a_step_may_give_something_back(machine: Machine, killed: bool) -> None:
     GATES["mine"] = Gate()
 
@@ -268,15 +246,13 @@ async def test_a_child_waits_while_a_step_may_give_something_back(machine: Machi
         await asyncio.sleep(0)
         return [await asking_within_a_dollar("a", 0), await begun]
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await GATES["mine"].reached.wait()
     await machine.until(lambda: machine.kinds("p", "call_withheld"))
     assert machine.store.children("p") == [], "it is not even started"
     if killed:
         await machine.kill(app)
-        app = await machine.boot()
-        run = await app.start(parent, id="p")
+        app, run = await machine.start(parent, id="p")
     GATES["mine"].opened.set()
     if killed:
         with pytest.raises(BudgetExceeded):  # the attempt that was cut off stays charged
@@ -289,7 +265,6 @@ async def test_a_child_waits_while_a_step_may_give_something_back(machine: Machi
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_child_that_waits_for_room_can_be_given_up(machine: Machine) -> None:
     GATES["mine"] = Gate()
 
@@ -304,8 +279,7 @@ async def test_a_child_that_waits_for_room_can_be_given_up(machine: Machine) -> 
             NOTES.append("gave up")
         return [await begun]
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    _, run = await machine.start(parent, id="p")
     await GATES["mine"].reached.wait()
     await machine.until(lambda: machine.kinds("p", "timer_started"))
     machine.clock.advance(10)
@@ -317,7 +291,6 @@ async def test_a_child_that_waits_for_room_can_be_given_up(machine: Machine) -> 
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_child_that_waits_for_room_and_is_cancelled_by_its_handle_never_begins(machine: Machine) -> None:
     GATES["mine"] = Gate()
 
@@ -333,8 +306,7 @@ async def test_a_child_that_waits_for_room_and_is_cancelled_by_its_handle_never_
         except RunCancelled:
             return ["cancelled", begun.cancel()]
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    _, run = await machine.start(parent, id="p")
     await GATES["mine"].reached.wait()
     await machine.until(lambda: machine.kinds("p", "call_withheld"))
     await run.signal("stop", None)
@@ -344,7 +316,6 @@ async def test_a_child_that_waits_for_room_and_is_cancelled_by_its_handle_never_
 
 
 # -- crashes -----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_killed_tree_goes_on_with_what_it_has_left(machine: Machine) -> None:
     GATES["a"] = Gate()
 
@@ -352,8 +323,7 @@ async def test_a_killed_tree_goes_on_with_what_it_has_left(machine: Machine) -> 
     async def parent() -> list[int]:
         return [await asking_within_a_dollar(name, 9) for name in "ab"]
 
-    first = await machine.boot()
-    await first.start(parent, id="p")
+    first, _ = await machine.start(parent, id="p")
     await GATES["a"].reached.wait()
     await machine.until(lambda: machine.kinds("p.1", "step_started"))
     await machine.kill(first)
@@ -366,7 +336,6 @@ async def test_a_killed_tree_goes_on_with_what_it_has_left(machine: Machine) -> 
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_parent_that_was_dead_when_its_child_ended_is_told_what_it_used(machine: Machine) -> None:
     @workflow(budget=Budget(usd=2))
     async def parent() -> float | None:
@@ -375,8 +344,7 @@ async def test_a_parent_that_was_dead_when_its_child_ended_is_told_what_it_used(
         return everstep.budget().left.usd
 
     GATES["a"] = Gate()
-    first = await machine.boot()
-    await first.start(parent, id="p")
+    first, _ = await machine.start(parent, id="p")
     await GATES["a"].reached.wait()
     await machine.until(lambda: machine.kinds("p.1", "step_started"))
     await machine.kill(first)
@@ -385,13 +353,11 @@ async def test_a_parent_that_was_dead_when_its_child_ended_is_told_what_it_used(
     assert await second.run(asking_within_a_dollar, "a", 2, id="p.1") == 1, "nobody drives its parent"
     assert "child_ended" not in machine.kinds("p")
     await machine.kill(second)
-    third = await machine.boot()
-    run = await third.start(parent, id="p")
+    _, run = await machine.start(parent, id="p")
     await run.signal("go")
     assert await run.result(timeout=60) == 1.2
 
 
-@scenario
 async def test_a_cancelled_child_tells_what_it_used(machine: Machine) -> None:
     """It ends without its code, and the attempt that was under way is charged at its estimate."""
     GATES["a"] = Gate()
@@ -404,8 +370,7 @@ async def test_a_cancelled_child_tells_what_it_used(machine: Machine) -> None:
             pass
         return everstep.budget().left.usd
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await GATES["a"].reached.wait()
     await machine.until(lambda: machine.kinds("p.1", "step_started"))
     await app.cancel("p.1", now=True)
@@ -413,7 +378,6 @@ async def test_a_cancelled_child_tells_what_it_used(machine: Machine) -> None:
     assert spent(machine, "p") == 0.50
 
 
-@scenario
 async def test_a_child_that_is_cancelled_while_it_is_held_tells_what_it_used(machine: Machine) -> None:
     @workflow(budget=Budget(usd=0.70))
     async def parent() -> float | None:
@@ -423,15 +387,13 @@ async def test_a_child_that_is_cancelled_while_it_is_held_tells_what_it_used(mac
             pass
         return everstep.budget().left.usd
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await held(machine, "p.1")
     await app.resolve("p.1", "cancel")
     assert await run.result(timeout=60) == 0.4
     assert spent(machine, "p") == 0.30
 
 
-@scenario
 async def test_what_children_have_when_their_parent_ends_counts_as_used(machine: Machine) -> None:
     GATES["a"] = Gate()
 
@@ -456,7 +418,6 @@ async def test_what_children_have_when_their_parent_ends_counts_as_used(machine:
 
 
 # -- persons -----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_what_a_person_grants_a_child_is_not_taken_from_its_parent(machine: Machine) -> None:
     @workflow(budget=Budget(usd=2.00))
     async def parent() -> list[float | None]:
@@ -464,8 +425,7 @@ async def test_what_a_person_grants_a_child_is_not_taken_from_its_parent(machine
             await asking("a", 3)
         return [everstep.budget().left.usd]
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     hold = await held(machine, "p.2")
     assert hold.step == "ask#2"
     await app.resolve("p.2", "accept", by="ann")
@@ -477,7 +437,6 @@ async def test_what_a_person_grants_a_child_is_not_taken_from_its_parent(machine
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_child_that_got_nothing_can_be_granted_what_its_workflow_declares(machine: Machine) -> None:
     @workflow(budget=Budget(usd=0.60))
     async def needy() -> str:
@@ -488,8 +447,7 @@ async def test_a_child_that_got_nothing_can_be_granted_what_its_workflow_declare
         everstep.charge(usd=0.20)
         return await needy()
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await held(machine, "p.2")
     assert machine.report("p.2")["limits"] == {"usd": 0.0}
     await app.resolve("p.2", "accept")
@@ -497,7 +455,6 @@ async def test_a_child_that_got_nothing_can_be_granted_what_its_workflow_declare
 
 
 # -- others' children --------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_run_that_somebody_else_started_is_not_charged(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def parent() -> list[Any]:
@@ -510,7 +467,6 @@ async def test_a_run_that_somebody_else_started_is_not_charged(machine: Machine)
     assert spent(machine, "shared") == 0.60
 
 
-@scenario
 async def test_the_allotment_of_a_child_that_could_not_be_started_comes_back(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def parent() -> list[Any]:
@@ -525,7 +481,6 @@ async def test_the_allotment_of_a_child_that_could_not_be_started_comes_back(mac
     assert await app.run(parent, id="p") == ["conflict", 5.0]
 
 
-@scenario
 async def test_one_child_asked_for_twice_is_paid_once(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def parent() -> list[Any]:
@@ -540,7 +495,6 @@ async def test_one_child_asked_for_twice_is_paid_once(machine: Machine) -> None:
 
 
 # -- retry -------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_retried_child_goes_on_with_its_allotment_and_is_not_paid_twice(machine: Machine) -> None:
     broken = [True]
 
@@ -555,8 +509,7 @@ async def test_a_retried_child_goes_on_with_its_allotment_and_is_not_paid_twice(
     async def parent() -> list[Any]:
         return [await fragile(), everstep.budget().left.usd]
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     with pytest.raises(LookupError):
         await run.result(timeout=60)
     assert spent(machine, "p") == 0.30
@@ -569,7 +522,6 @@ async def test_a_retried_child_goes_on_with_its_allotment_and_is_not_paid_twice(
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_child_outside_of_any_budget_has_its_own(machine: Machine) -> None:
     @workflow
     async def parent() -> int:
@@ -582,14 +534,12 @@ async def test_a_child_outside_of_any_budget_has_its_own(machine: Machine) -> No
     assert machine.bodies("p.1", "run_started")[0].budget.by == ""
 
 
-@scenario
 async def test_a_held_child_leaves_its_parent_waiting(machine: Machine) -> None:
     @workflow(budget=Budget(usd=0.20))
     async def parent() -> int:
         return await asking("a", 1)
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await held(machine, "p.1")
     assert machine.status("p") == "waiting"
     with pytest.raises(RunHeld):
@@ -598,7 +548,6 @@ async def test_a_held_child_leaves_its_parent_waiting(machine: Machine) -> None:
     assert await run.result(timeout=60) == 1
 
 
-@scenario
 async def test_a_child_that_is_cancelled_while_it_is_held_wakes_its_parent(machine: Machine) -> None:
     @workflow
     async def patient() -> None:
@@ -612,8 +561,7 @@ async def test_a_child_that_is_cancelled_while_it_is_held_wakes_its_parent(machi
             return "told"
         return "?"
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await machine.until_status("p.1", "waiting")
     await machine.rest()
     await app.hold("p.1")

@@ -15,23 +15,8 @@ from everstep.errors import Misuse, RunCancelled, RunHeld, StoreError
 from everstep.stores.protocol import RunFilter
 from everstep.stores.rows.keys import EffectRow
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-ANSWERS: list[Any] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-    ANSWERS.clear()
-    GATES.clear()
-
-
-async def pass_gate(name: str) -> None:
-    if name in GATES:
-        await GATES[name].wait()
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import ANSWERS, GATES, NOTES, pass_gate
 
 
 def used(machine: Machine, run: str = "r") -> tuple[float, int]:
@@ -91,7 +76,6 @@ BACK = ["book 0", "book 1", "unbook b1", "unbook b0"]
 
 
 @pytest.mark.parametrize("flow", [trip_fails, trip_of_two_steps])
-@scenario
 async def test_a_budget_at_its_limit_never_stops_a_compensation_and_it_is_charged(machine: Machine, flow: Any) -> None:
     app = await machine.boot()
     with pytest.raises(BudgetExceeded):
@@ -101,10 +85,8 @@ async def test_a_budget_at_its_limit_never_stops_a_compensation_and_it_is_charge
     judged(machine)
 
 
-@scenario
 async def test_a_run_that_is_held_at_its_limit_can_be_rolled_back(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(trip_held, id="r")
+    app, run = await machine.start(trip_held, id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     assert "rollback" in machine.hold("r").resolutions
@@ -116,10 +98,8 @@ async def test_a_run_that_is_held_at_its_limit_can_be_rolled_back(machine: Machi
     judged(machine)
 
 
-@scenario
 async def test_what_is_being_undone_is_not_held_when_the_time_is_over(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(trip_late, id="r")
+    app, run = await machine.start(trip_late, id="r")
     await machine.until_status("r", "waiting")
     GATES["unbook b0"] = Gate()
     await app.rollback("r", "changed my mind")
@@ -153,7 +133,6 @@ async def no_reports(topic: str) -> str:
     return await report(topic)
 
 
-@scenario
 async def test_an_outcome_that_another_run_gives_costs_nothing_and_needs_no_room(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(reports, "tides", id="a")
@@ -164,10 +143,8 @@ async def test_an_outcome_that_another_run_gives_costs_nothing_and_needs_no_room
     judged(machine)
 
 
-@scenario
 async def test_a_step_for_which_there_is_no_room_does_not_keep_its_key_from_others(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(no_reports, "tides", id="a")
+    app, run = await machine.start(no_reports, "tides", id="a")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     (withheld,) = machine.bodies("a", "call_withheld")
@@ -196,7 +173,6 @@ def blind(app: Any) -> None:
     app.store.effect = effect
 
 
-@scenario
 async def test_what_was_reserved_for_a_claim_that_is_lost_is_given_back(machine: Machine) -> None:
     first, second = await machine.boot(), await machine.boot()
     GATES["a"] = Gate()
@@ -225,14 +201,12 @@ async def sale() -> str:
     return await asyncio.to_thread(sell, "lamp")
 
 
-@scenario
 async def test_an_atomic_step_is_charged_with_its_outcome(machine: Machine) -> None:
     app = await machine.boot()
     assert await app.run(sale, id="r") == "sold lamp"
     assert used(machine) == (0.30, 1)
 
 
-@scenario
 async def test_an_atomic_step_that_has_happened_is_found_without_room_and_not_paid_twice(machine: Machine) -> None:
     """The process dies when the transaction is committed and the outcome is not recorded."""
     app = await machine.boot()
@@ -277,17 +251,14 @@ async def trades(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("answer", "dollars"), [(NotDone(), 0.60), (Done("traded 1"), 0.80)])
-@scenario
 async def test_after_a_restore_only_what_happens_is_charged(machine: Machine, answer: Any, dollars: float) -> None:
     """What had happened after the backup costs its estimate: what it was charged is lost. What had not is paid once."""
-    app = await machine.boot()
-    await app.start(trades, 1, id="r")
+    app, _ = await machine.start(trades, 1, id="r")
     await machine.until_status("r", "waiting")
     await machine.stop(app)
     mark_restored(machine.store)
     ANSWERS.append(answer)
-    app = await machine.boot()
-    run = await app.start(trades, 1, id="r")
+    app, run = await machine.start(trades, 1, id="r")
     await run.signal("go", "now")
     await machine.advance(5)
     assert await run.result(timeout=60) == ["traded 0", "traded 1"]
@@ -295,10 +266,8 @@ async def test_after_a_restore_only_what_happens_is_charged(machine: Machine, an
     judged(machine)
 
 
-@scenario
 async def test_a_repaired_run_is_charged_again_only_for_what_happens_again(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(reads, id="r")
+    app, _ = await machine.start(reads, id="r")
     await machine.until_status("r", "waiting")
     await machine.stop(app)
     assert used(machine) == (0.90, 3)
@@ -341,11 +310,9 @@ async def loop(turns: int) -> float | None:
     return everstep.budget().left.usd
 
 
-@scenario
 async def test_a_loop_that_goes_on_from_a_checkpoint_knows_what_was_used(machine: Machine) -> None:
     GATES["read 40"] = Gate()
-    app = await machine.boot()
-    await app.start(loop, 50, id="r")
+    app, _ = await machine.start(loop, 50, id="r")
     await GATES["read 40"].reached.wait()
     await machine.until(lambda: all(one.writer.all_is_durable for one in app.drivers.values()))
     await machine.kill(app)
@@ -363,7 +330,6 @@ async def test_a_loop_that_goes_on_from_a_checkpoint_knows_what_was_used(machine
     judged(machine)
 
 
-@scenario
 async def test_a_checkpoint_in_another_part_than_the_first_is_refused(machine: Machine) -> None:
     @workflow(name="budget_inside", budget=Budget(usd=100))
     async def inside() -> None:

@@ -13,16 +13,8 @@ from everstep.testing.checker import check, export_histories
 from tests.damage.chained import KEY, booted
 from tests.effects.shown import MARK, everything_shown, shown_to_programs
 from tests.effects.spending import charged_in
-from tests.engine.resume_helpers import Machine, scenario
-
-BROKEN: set[str] = set()
-PAID: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> None:
-    BROKEN.clear()
-    PAID.clear()
+from tests.engine.resume_helpers import Machine
+from tests.worlds.ledger import BROKEN, PAID
 
 
 def used(machine: Machine, run: str = "r") -> tuple[float, int]:
@@ -66,7 +58,6 @@ async def refunding() -> str:
         raise
 
 
-@scenario
 async def test_an_outcome_that_a_retry_keeps_costs_nothing_and_needs_no_room(machine: Machine) -> None:
     """There is neither the money nor a third attempt for another payment: the one that was made is paid for."""
     BROKEN.add("a")
@@ -120,13 +111,11 @@ async def all_shown(machine: Machine, app: Any) -> str:
     return everything_shown(machine.path, "r") + await shown_to_programs(app, "r")
 
 
-@scenario
 async def test_what_a_secret_step_costs_is_shown_and_what_it_is_given_is_not(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    app = await machine.boot()
-    run = await app.start(secretive, 2, id="r")
+    app, run = await machine.start(secretive, 2, id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     (withheld,) = machine.bodies("r", "call_withheld")
@@ -142,7 +131,6 @@ async def test_what_a_secret_step_costs_is_shown_and_what_it_is_given_is_not(
     await judged(machine)
 
 
-@scenario
 async def test_at_the_limit_a_secret_step_fails_with_what_was_used(machine: Machine) -> None:
     app = await machine.boot()
     with pytest.raises(BudgetExceeded, match=r"0\.71 of 1 usd are used"):
@@ -153,7 +141,6 @@ async def test_at_the_limit_a_secret_step_fails_with_what_was_used(machine: Mach
     await judged(machine)
 
 
-@scenario
 async def test_an_estimate_of_a_secret_step_that_cannot_be_made_does_not_show_why(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,7 +173,6 @@ async def keyed_spending() -> int:
     return await ask_priced(1) + await keyed_asking(2)
 
 
-@scenario
 async def test_under_a_chain_key_a_parent_pays_what_its_child_has_used(machine: Machine) -> None:
     app = await booted(machine, KEY)
     await app.start(keyed_spending, id="r")
@@ -201,7 +187,6 @@ async def test_under_a_chain_key_a_parent_pays_what_its_child_has_used(machine: 
     assert (await run.verify()).sound
 
 
-@scenario
 async def test_nobody_without_the_key_can_grant_more(machine: Machine) -> None:
     app = await booted(machine, KEY)
     await app.start(keyed_spending, id="r")

@@ -19,7 +19,7 @@ from everstep.engine.run.resume import replay
 from everstep.model.accounts import Accounts, accounts_of
 from everstep.testing.checker import check, export_histories
 from tests.effects.spending import charged_in
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 CHANCE = random.Random(0)
 QUICKLY = Retry(attempts=3, first=0.0, jitter=0.0)
@@ -96,17 +96,14 @@ def accounts_are_plain_data(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@scenario
 async def test_what_is_left_is_the_same_in_every_replay(machine: Machine, seed: int) -> None:
     CHANCE.seed(seed)
     for _ in range(CHANCE.randrange(3)):  # killed three times in a row it would be held as poisoned
-        app = await machine.boot()
-        await app.start(wide, 5, id="w")
+        app, _ = await machine.start(wide, 5, id="w")
         for _ in range(CHANCE.randrange(1, 40)):
             await asyncio.sleep(0)
         await machine.kill(app)
-    app = await machine.boot()
-    run = await app.start(wide, 5, id="w")
+    app, run = await machine.start(wide, 5, id="w")
     while machine.status("w") not in ("completed", "held"):
         await asyncio.sleep(0.002)
         machine.clock.advance(1)

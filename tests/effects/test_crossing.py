@@ -10,17 +10,8 @@ from everstep import NotDone, step, workflow
 from everstep.errors import CompensationBegun, CrossesOnce, Uncompensated
 from everstep.stores.rows.keys import EffectFilter
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-BROKEN: set[str] = set()
-PAID: list[tuple[str, str]] = []
-"""What was paid, and with which key: an account that is not the engine's."""
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> None:
-    BROKEN.clear()
-    PAID.clear()
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import BROKEN, PAID
 
 
 @step
@@ -59,7 +50,6 @@ async def refunding() -> str:
     return value + await pay("fee")
 
 
-@scenario
 async def test_a_retry_over_a_payment_that_was_made_after_the_failure_is_refused(machine: Machine) -> None:
     BROKEN.add("a")
     app = await machine.boot()
@@ -75,7 +65,6 @@ async def test_a_retry_over_a_payment_that_was_made_after_the_failure_is_refused
     assert paid() == ["refund"]
 
 
-@scenario
 async def test_what_somebody_allows_is_recorded_and_goes_on(machine: Machine) -> None:
     BROKEN.add("a")
     app = await machine.boot()
@@ -90,7 +79,6 @@ async def test_what_somebody_allows_is_recorded_and_goes_on(machine: Machine) ->
     assert await sound(machine)
 
 
-@scenario
 async def test_if_the_code_comes_there_again_it_gets_the_outcome_and_does_not_pay_again(machine: Machine) -> None:
     BROKEN.add("a")
     app = await machine.boot()
@@ -112,7 +100,6 @@ async def test_if_the_code_comes_there_again_it_gets_the_outcome_and_does_not_pa
     assert await sound(machine)
 
 
-@scenario
 async def test_a_chain_beside_the_failure_goes_on_and_is_paid_once(machine: Machine) -> None:
     """Both chains run at once; the second pays again after the first has failed."""
     gate = Gate()
@@ -132,8 +119,7 @@ async def test_a_chain_beside_the_failure_goes_on_and_is_paid_once(machine: Mach
         return first + second
 
     BROKEN.add("a")
-    app = await machine.boot()
-    run = await app.start(both, id="r")
+    app, run = await machine.start(both, id="r")
     await gate.reached.wait()
     await machine.until(lambda: "step_failed" in machine.kinds("r"))
     gate.opened.set()
@@ -149,7 +135,6 @@ async def test_a_chain_beside_the_failure_goes_on_and_is_paid_once(machine: Mach
     assert await sound(machine)
 
 
-@scenario
 async def test_each_outcome_is_given_once_and_the_next_call_pays(machine: Machine) -> None:
     @workflow
     async def counting() -> list[str]:
@@ -172,7 +157,6 @@ async def test_each_outcome_is_given_once_and_the_next_call_pays(machine: Machin
     assert await sound(machine)
 
 
-@scenario
 async def test_after_a_restart_what_was_given_is_not_given_again(machine: Machine) -> None:
     @workflow
     async def slowly() -> list[str]:
@@ -200,7 +184,6 @@ async def test_after_a_restart_what_was_given_is_not_given_again(machine: Machin
     assert await sound(machine)
 
 
-@scenario
 async def test_what_has_certainly_not_happened_is_no_reason_to_refuse(machine: Machine) -> None:
     @workflow
     async def trying() -> str:
@@ -222,7 +205,6 @@ async def test_what_has_certainly_not_happened_is_no_reason_to_refuse(machine: M
     assert await sound(machine)
 
 
-@scenario
 async def test_what_was_paid_before_the_failure_is_not_crossed(machine: Machine) -> None:
     @workflow
     async def orderly() -> str:
@@ -238,7 +220,6 @@ async def test_what_was_paid_before_the_failure_is_not_crossed(machine: Machine)
     assert await sound(machine)
 
 
-@scenario
 async def test_a_child_that_paid_after_the_failure_counts_as_well(machine: Machine) -> None:
     @workflow
     async def inner() -> str:
@@ -268,7 +249,6 @@ async def test_a_child_that_paid_after_the_failure_counts_as_well(machine: Machi
     assert paid() == ["inner"]
 
 
-@scenario
 async def test_a_timed_out_run_whose_cleaning_up_has_paid(machine: Machine) -> None:
     @workflow(timeout=10)
     async def cleaning_up() -> str:
@@ -277,8 +257,7 @@ async def test_a_timed_out_run_whose_cleaning_up_has_paid(machine: Machine) -> N
         finally:
             await pay("cleaning")
 
-    app = await machine.boot()
-    run = await app.start(cleaning_up, id="r")
+    app, run = await machine.start(cleaning_up, id="r")
     await machine.rest(app)
     await machine.advance(11)
     with pytest.raises(everstep.errors.RunTimedOut):
@@ -297,7 +276,6 @@ AFTER_THE_RETRY = ["run_retried", "step_started", "step_failed", "step_started",
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 4])  # the kept step and its outcome, 3 and 4, are one unit
-@scenario
 async def test_a_crash_at_any_event_after_the_retry_pays_nothing_twice(machine: Machine, place: int) -> None:
     """The history is cut after each event in turn, as a crash would, and the run goes on from there."""
     BROKEN.add("a")
@@ -357,7 +335,7 @@ def test_the_checker_finds_a_retry_that_forgets_a_payment(tmp_path: Any) -> None
     async def careless() -> None:
         async with everstep.open(url) as app:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(runs, "crossed_by", lambda *args: [])
+                patch.setattr(runs, "effects_since", lambda *args: [])
                 await app.retry("r")
             await app.get("r").result(timeout=60)
 
@@ -398,7 +376,6 @@ async def undoing_with_child() -> str:
         raise
 
 
-@scenario
 async def test_what_a_child_has_undone_itself_is_no_reason_to_refuse_and_happens_again(machine: Machine) -> None:
     BROKEN.update({"a", "child"})
     app = await machine.boot()
@@ -422,7 +399,6 @@ async def undone_after() -> str:
         raise
 
 
-@scenario
 async def test_a_run_that_has_undone_what_it_did_is_not_retried_whatever_is_allowed(machine: Machine) -> None:
     BROKEN.add("a")
     app = await machine.boot()
@@ -454,7 +430,6 @@ async def keyed_after() -> str:
     return value + await pay_keyed("one")
 
 
-@scenario
 async def test_a_step_with_a_key_is_guarded_by_that_and_its_own_run_shares_it(machine: Machine) -> None:
     BROKEN.add("a")
     app = await machine.boot()
@@ -487,7 +462,6 @@ async def meets(value: str) -> str:
     return value
 
 
-@scenario
 async def test_a_kept_outcome_is_one_effect_for_a_rollback_before_and_after_it_is_given(machine: Machine) -> None:
     BROKEN.update({"a", "handler"})
     app = await machine.boot()
@@ -505,7 +479,6 @@ async def test_a_kept_outcome_is_one_effect_for_a_rollback_before_and_after_it_i
     assert "leaves as they are: pay" in machine.report("r")["rollback"]
 
 
-@scenario
 async def test_an_outcome_that_was_kept_and_never_asked_for_again_is_an_effect_still(machine: Machine) -> None:
     BROKEN.update({"a", "handler"})
     app = await machine.boot()

@@ -26,7 +26,7 @@ from everstep.errors import RunHeld
 from everstep.model.events import decode_body
 from everstep.stores.opening import open_store
 from tests.effects.test_once_kills import wait_until_stopped
-from tests.engine.resume_helpers import PRELUDE, Machine, scenario
+from tests.engine.resume_helpers import PRELUDE, Machine
 from tests.forked import Program
 
 PROGRAM = PRELUDE + textwrap.dedent("""
@@ -286,7 +286,6 @@ class Tried:
         monkeypatch.setattr(Attempt, "refuse_given_up", noted)
 
 
-@scenario
 async def test_an_attempt_that_was_cancelled_while_it_waited_for_the_folder_writes_nothing(
     machine: Machine, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +312,6 @@ async def test_an_attempt_that_was_cancelled_while_it_waited_for_the_folder_writ
     assert list(here.iterdir()) == []
 
 
-@scenario
 async def test_an_attempt_whose_app_has_closed_writes_nothing(
     machine: Machine, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +334,6 @@ async def test_an_attempt_whose_app_has_closed_writes_nothing(
     assert {one.name: one.read_text() for one in here.iterdir()} == {"a": "x"}
 
 
-@scenario
 async def test_of_two_apps_in_one_process_the_one_that_lost_the_run_writes_nothing(
     machine: Machine, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,7 +376,6 @@ async def test_of_two_apps_in_one_process_the_one_that_lost_the_run_writes_nothi
     assert refused[0].endswith("Nothing was changed.")
 
 
-@scenario
 async def test_a_folder_that_was_replaced_while_its_lock_was_awaited_is_locked_anew(
     machine: Machine, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,7 +442,6 @@ HOLDER = (
 )
 
 
-@scenario
 async def test_a_folder_that_is_held_for_too_long_is_asked_about_and_the_holder_is_named(
     machine: Machine, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,8 +457,7 @@ async def test_a_folder_that_is_held_for_too_long_is_asked_about_and_the_holder_
         assert holder.stdout.readline() == "held\n"
         holder.send_signal(signal.SIGSTOP)
         wait_until_stopped(holder.pid)
-        app = await machine.boot()
-        run = await app.start(flow, id="r")
+        app, run = await machine.start(flow, id="r")
         with pytest.raises(RunHeld):
             await run.result(timeout=60)
         hold = machine.hold("r")
@@ -482,7 +476,6 @@ async def test_a_folder_that_is_held_for_too_long_is_asked_about_and_the_holder_
     assert (here / "a").read_text() == "new"
 
 
-@scenario
 async def test_while_the_store_cannot_be_asked_nothing_is_written_and_the_folder_is_free(
     machine: Machine, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

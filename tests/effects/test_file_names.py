@@ -7,10 +7,9 @@ import pytest
 
 from everstep import files, workflow
 from everstep.errors import Misuse
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 
-@scenario
 async def test_a_file_that_is_moved_to_another_name_of_itself_has_only_that_one(machine: Machine) -> None:
     source, target = machine.folder / "a", machine.folder / "b"
     source.write_text("text")
@@ -26,7 +25,6 @@ async def test_a_file_that_is_moved_to_another_name_of_itself_has_only_that_one(
     assert target.read_text() == "text"
 
 
-@scenario
 async def test_a_file_that_is_moved_to_where_it_is_stays(machine: Machine) -> None:
     source = machine.folder / "a"
     source.write_text("text")
@@ -40,7 +38,6 @@ async def test_a_file_that_is_moved_to_where_it_is_stays(machine: Machine) -> No
     assert source.read_text() == "text"
 
 
-@scenario
 async def test_a_name_that_cannot_be_stored_is_refused_before_anything_is_done(machine: Machine) -> None:
     path = Path(os.fsdecode(os.fsencode(machine.folder) + b"/caf\xe9"))
 

@@ -16,7 +16,7 @@ from everstep.cli import main as cli
 from everstep.effects.witnesses import FOLDER, Covered, name_within, with_changes
 from everstep.effects.witnesses import directory as make_directory
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Machine, run_program, scenario
+from tests.engine.resume_helpers import Machine, run_program
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +46,12 @@ async def tidying() -> str:
 
 
 async def stopped(machine: Machine, flow: Any = tidying) -> None:
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     await machine.kill(app)
 
 
-@scenario
 async def test_a_run_s_own_changes_in_a_folder_that_it_remembers_are_no_drift(machine: Machine) -> None:
     await stopped(machine)
     app = await machine.worker()
@@ -89,7 +87,6 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("what", STRANGERS)
-@scenario
 async def test_what_anybody_else_changes_there_is(machine: Machine, what: str) -> None:
     await stopped(machine)
     STRANGERS[what]()
@@ -104,7 +101,6 @@ async def test_what_anybody_else_changes_there_is(machine: Machine, what: str) -
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_a_folder_that_the_run_makes_is_its_own_change(machine: Machine) -> None:
     @workflow
     async def making() -> str:
@@ -122,7 +118,6 @@ async def test_a_folder_that_the_run_makes_is_its_own_change(machine: Machine) -
     assert len((await app.get("r").verify(outside=True)).drift) == 1
 
 
-@scenario
 async def test_a_def_workflow_s_changes_count_too(machine: Machine) -> None:
     @workflow
     def writing() -> str:
@@ -136,7 +131,6 @@ async def test_a_def_workflow_s_changes_count_too(machine: Machine) -> None:
     assert await app.get("r").result(timeout=60) == "a"
 
 
-@scenario
 async def test_without_a_folder_to_remember_nothing_is_recorded(machine: Machine) -> None:
     @workflow
     async def plain() -> str:

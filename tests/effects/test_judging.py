@@ -12,18 +12,16 @@ import everstep
 from everstep import blocking, step, witness, workflow
 from everstep.errors import Drift, Misuse, RunHeld
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, Program, scenario
+from tests.engine.resume_helpers import Gate, Machine, Program
+from tests.worlds.ledger import ASKED, NOTES
 
-ASKED: list[tuple[Any, Any]] = []
 SAID: list[Any] = []
 """What the function says, each in turn; the last for ever. An exception is raised."""
-NOTES: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for one in (ASKED, SAID, NOTES):
-        one.clear()
+    SAID.clear()
     monkeypatch.chdir(tmp_path)
 
 
@@ -61,8 +59,7 @@ async def watchful() -> str:
 
 async def stopped_run(machine: Machine, flow: Any = watchful) -> None:
     Path("a.txt").write_text("old")
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     await machine.kill(app)
@@ -83,7 +80,6 @@ async def sound(machine: Machine) -> bool:
 
 
 @pytest.mark.parametrize("kind", JUDGES)
-@scenario
 async def test_accept_remembers_the_new_fact_and_goes_on(machine: Machine, kind: str) -> None:
     JUDGE["it"], SAID[:] = JUDGES[kind], ["accept"]
     await stopped_run(machine)
@@ -102,7 +98,6 @@ async def test_accept_remembers_the_new_fact_and_goes_on(machine: Machine, kind:
 
 
 @pytest.mark.parametrize("kind", JUDGES)
-@scenario
 async def test_a_function_that_the_machine_refuses_something_is_asked_again(machine: Machine, kind: str) -> None:
     refused = [MemoryError(), OSError(errno.EMFILE, "too many open files")]
     JUDGE["it"], SAID[:] = JUDGES[kind], [*refused, "accept"]
@@ -115,7 +110,6 @@ async def test_a_function_that_the_machine_refuses_something_is_asked_again(mach
 
 
 @pytest.mark.parametrize("kind", JUDGES)
-@scenario
 async def test_ignore_goes_on_and_is_not_asked_again_about_the_same_fact(machine: Machine, kind: str) -> None:
     JUDGE["it"], SAID[:] = JUDGES[kind], ["ignore"]
     await stopped_run(machine)
@@ -130,7 +124,6 @@ async def test_ignore_goes_on_and_is_not_asked_again_about_the_same_fact(machine
     assert await sound(machine)
 
 
-@scenario
 async def test_another_fact_is_another_question_and_the_old_one_is_still_remembered(machine: Machine) -> None:
     JUDGE["it"], SAID[:] = decide, ["ignore"]
     await stopped_run(machine)
@@ -145,7 +138,6 @@ async def test_another_fact_is_another_question_and_the_old_one_is_still_remembe
     assert ASKED == [("old", "new"), ("old", "newer")]
 
 
-@scenario
 async def test_fail_fails_the_run(machine: Machine) -> None:
     JUDGE["it"], SAID[:] = decide, ["fail"]
     await stopped_run(machine)
@@ -167,7 +159,6 @@ async def test_fail_fails_the_run(machine: Machine) -> None:
         (["hold"], "decide(): it returned list, not one of hold, fail, ignore, accept"),
     ],
 )
-@scenario
 async def test_hold_and_whatever_is_no_decision_hold_the_run(machine: Machine, said: Any, told: str) -> None:
     JUDGE["it"], SAID[:] = decide, [said, "accept"]
     await stopped_run(machine)
@@ -183,7 +174,6 @@ async def test_hold_and_whatever_is_no_decision_hold_the_run(machine: Machine, s
     assert await sound(machine)
 
 
-@scenario
 async def test_a_person_may_accept_what_a_function_held(machine: Machine) -> None:
     JUDGE["it"], SAID[:] = decide, ["hold"]
     await stopped_run(machine)
@@ -196,7 +186,6 @@ async def test_a_person_may_accept_what_a_function_held(machine: Machine) -> Non
     assert await sound(machine)
 
 
-@scenario
 async def test_what_cannot_be_observed_is_held_without_asking(machine: Machine) -> None:
     JUDGE["it"], SAID[:] = decide, ["accept"]
     await stopped_run(machine)
@@ -208,7 +197,6 @@ async def test_what_cannot_be_observed_is_held_without_asking(machine: Machine) 
     assert machine.hold("r").resolutions == ["retry", "cancel"]
 
 
-@scenario
 async def test_it_may_touch_the_outside_and_knows_its_run(machine: Machine) -> None:
     seen: list[Any] = []
 
@@ -226,7 +214,6 @@ async def test_it_may_touch_the_outside_and_knows_its_run(machine: Machine) -> N
     assert thread.startswith("everstep-step"), "not on the loop"
 
 
-@scenario
 async def test_a_def_workflow_may_have_one_too(machine: Machine) -> None:
     @workflow
     def waiting() -> str:
@@ -240,7 +227,6 @@ async def test_a_def_workflow_may_have_one_too(machine: Machine) -> None:
     assert ASKED == [("old", "new")]
 
 
-@scenario
 async def test_while_it_thinks_the_lease_is_prolonged_and_others_go_on(machine: Machine) -> None:
     gate = Gate()
 
@@ -263,7 +249,6 @@ async def test_while_it_thinks_the_lease_is_prolonged_and_others_go_on(machine: 
     await machine.until(lambda: NOTES == ["before", "before", "after", "after"])
 
 
-@scenario
 async def test_a_process_may_stop_while_it_thinks(machine: Machine) -> None:
     gate = Gate()
 
@@ -284,7 +269,6 @@ async def test_a_process_may_stop_while_it_thinks(machine: Machine) -> None:
     assert await app.get("r").result(timeout=60) == "ab"
 
 
-@scenario
 async def test_of_several_facts_each_is_judged_and_the_strictest_decision_counts(machine: Machine) -> None:
     def by_name(remembered: Any, now: Any) -> str:
         return str(now)
@@ -313,7 +297,6 @@ async def test_of_several_facts_each_is_judged_and_the_strictest_decision_counts
     assert len(machine.bodies("r", "drift_judged")) == 4, "only the one that has changed was judged again"
 
 
-@scenario
 async def test_a_run_that_must_fail_settles_first_what_is_in_doubt(machine: Machine) -> None:
     """A failed run would be forgotten, and with it that somebody may have been paid."""
     gate = Gate()
@@ -330,13 +313,11 @@ async def test_a_run_that_must_fail_settles_first_what_is_in_doubt(machine: Mach
         return await pay()
 
     Path("a.txt").write_text("old")
-    app = await machine.boot()
-    await app.start(paying, id="r")
+    app, _ = await machine.start(paying, id="r")
     await gate.reached.wait()
     await machine.kill(app)
     Path("a.txt").write_text("new")
-    app = await machine.boot()
-    run = await app.start(paying, id="r")
+    app, run = await machine.start(paying, id="r")
     with pytest.raises(RunHeld, match="in-doubt"):
         await run.result(timeout=60)
     await app.resolve("r", "done", value="paid")

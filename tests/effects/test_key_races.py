@@ -15,24 +15,15 @@ from everstep.stores.protocol import Append, Claim, Operation, Post
 from everstep.stores.rows.keys import EffectRow
 from everstep.testing.checker import check, export_histories
 from everstep.testing.faulty_store import FaultyStore
-from tests.engine.resume_helpers import Gate, Machine, scenario
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import GATES, NOTES, act
 
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
 K = "invoice:7"
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted() -> None:
-    NOTES.clear()
-    GATES.clear()
 
 
 async def perform(invoice: int, amount: int = 5) -> str:
     run = everstep.current().run
-    NOTES.append(run)
-    if run in GATES:
-        await GATES[run].wait()
+    await act(run)
     return f"paid {amount} by {run}"
 
 
@@ -108,7 +99,6 @@ def sound(machine: Machine, *runs: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["under way", "done", "other arguments"])
-@scenario
 async def test_a_claim_that_is_lost_becomes_a_key_that_is_taken(machine: Machine, state: str) -> None:
     first, second = await machine.boot(), await machine.boot()
     owner = await owned(machine, first)
@@ -133,7 +123,6 @@ async def test_a_claim_that_is_lost_becomes_a_key_that_is_taken(machine: Machine
     sound(machine, "a", "b")
 
 
-@scenario
 async def test_everything_else_in_the_unit_stands(machine: Machine) -> None:
     @workflow
     async def busy() -> list[Any]:
@@ -166,7 +155,6 @@ async def test_everything_else_in_the_unit_stands(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("contract", ["once", "repeat"])
-@scenario
 async def test_a_step_that_is_cancelled_while_its_claim_is_being_lost(machine: Machine, contract: str) -> None:
     """What the code was told then must be what a replay tells it, although the step never began."""
 
@@ -196,7 +184,6 @@ async def test_a_step_that_is_cancelled_while_its_claim_is_being_lost(machine: M
     sound(machine, "a", "b")
 
 
-@scenario
 async def test_a_run_that_ends_in_the_unit_of_a_claim_that_is_lost(machine: Machine) -> None:
     @workflow
     async def leaving() -> str:
@@ -216,7 +203,6 @@ async def test_a_run_that_ends_in_the_unit_of_a_claim_that_is_lost(machine: Mach
     sound(machine, "a", "b")
 
 
-@scenario
 async def test_a_hold_in_the_unit_of_a_claim_that_is_lost(machine: Machine) -> None:
     first, second = await machine.boot(), await machine.boot()
     owner = await owned(machine, first, "a", racing_ship)
@@ -237,7 +223,6 @@ async def test_a_hold_in_the_unit_of_a_claim_that_is_lost(machine: Machine) -> N
     sound(machine, "a", "b")
 
 
-@scenario
 async def test_who_is_woken_may_lose_again_and_waits_again(machine: Machine) -> None:
     first, second = await machine.boot(), await machine.boot()
     await owned(machine, first, "a", racing_ship)
@@ -259,7 +244,6 @@ async def test_who_is_woken_may_lose_again_and_waits_again(machine: Machine) -> 
     sound(machine, "a", "b", "c")
 
 
-@scenario
 async def test_a_key_that_cannot_be_read_is_claimed_and_the_store_decides(machine: Machine) -> None:
     first = await machine.boot()
     owner = await owned(machine, first)
@@ -279,7 +263,6 @@ async def test_a_key_that_cannot_be_read_is_claimed_and_the_store_decides(machin
 
 
 @pytest.mark.parametrize("after", [False, True])
-@scenario
 async def test_an_unknown_commit_of_a_claim_or_of_its_end_is_read_back(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
@@ -313,7 +296,6 @@ async def test_an_unknown_commit_of_a_claim_or_of_its_end_is_read_back(
     assert check(export_histories(machine.store), settled=False) == []
 
 
-@scenario
 async def test_whoever_lost_its_run_neither_claims_nor_ends_a_key(machine: Machine) -> None:
     app = await machine.boot()
     await owned(machine, app)
@@ -330,7 +312,6 @@ async def test_whoever_lost_its_run_neither_claims_nor_ends_a_key(machine: Machi
     thief.close()
 
 
-@scenario
 async def test_on_a_full_disk_a_claim_waits_and_may_then_be_lost(machine: Machine) -> None:
     store = FaultyStore(machine.open_store())
     second = await machine.boot(store=store.as_store())
@@ -352,7 +333,6 @@ async def test_on_a_full_disk_a_claim_waits_and_may_then_be_lost(machine: Machin
     sound(machine, "a", "b")
 
 
-@scenario
 async def test_who_is_told_while_it_stops_leaves_that_to_the_next(machine: Machine) -> None:
     app, other = await machine.boot(), await machine.boot()
     owner = await owned(machine, app)
@@ -371,7 +351,6 @@ async def test_who_is_told_while_it_stops_leaves_that_to_the_next(machine: Machi
     sound(machine, "a", "b")
 
 
-@scenario
 async def test_what_was_published_with_an_end_that_is_taken_back_is_not_lost(machine: Machine) -> None:
     """The same way back as for a claim: a cancel arrives before the end is durable."""
 
@@ -387,8 +366,7 @@ async def test_what_was_published_with_an_end_that_is_taken_back_is_not_lost(mac
         everstep.publish("sofar", 2)
         return "done"
 
-    app = await machine.boot()
-    run = await app.start(flow, id="a")
+    _, run = await machine.start(flow, id="a")
     await machine.until_status("a", "cancelled", "completed")
     assert machine.status("a") == "cancelled"
     assert await run.published() == {"sofar": 2}

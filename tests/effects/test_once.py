@@ -1,62 +1,20 @@
-"""`once`: what each error means, what each resolution does, and that nobody is told before a begun step is settled."""
+"""Once: what an error means, and what a person says."""
 
 import asyncio
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import everstep
 from everstep import Done, Fatal, NotDone, Retry, step, workflow
-from everstep.errors import HoldConflict, Misuse, RunCancelled, RunHeld, StepTimedOut
-from tests.engine.lives import prove_life
-from tests.engine.resume_helpers import Gate, Machine, scenario
+from everstep.errors import HoldConflict, Misuse, RunCancelled
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.judging import held
+from tests.worlds.ledger import NOTES
+from tests.worlds.payment import Refused, failing
 
-NOTES: list[str] = []
 RETRY = Retry(attempts=3, first=5.0, factor=1.0, jitter=0.0)
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-
-
-class Refused(Exception):
-    """The receiver said no before it did anything."""
-
-
-async def held(machine: Machine, run: Any) -> Any:
-    """Return the one hold in which a run ends up."""
-    with pytest.raises(RunHeld):
-        await run.result(timeout=60)
-    hold = machine.hold(run.id)
-    assert hold.reason == "in-doubt"
-    return hold
-
-
-def failing(*errors: BaseException | None, **options: Any) -> Any:
-    """Return a workflow with one `once` step that raises these, one after the other; None is a success."""
-    left = list(errors)
-
-    @step(effect="once", **options)
-    async def pay(amount: int) -> str:
-        NOTES.append(f"{everstep.current().attempt} {everstep.key()}")
-        error = left.pop(0)
-        if error is not None:
-            raise error
-        return f"paid {amount}"
-
-    @workflow
-    async def flow() -> str:
-        try:
-            return await pay(3)
-        except (Fatal, NotDone, Refused, StepTimedOut) as error:
-            return f"caught {type(error).__name__}"
-
-    return flow
 
 
 def attempts() -> list[str]:
@@ -65,7 +23,7 @@ def attempts() -> list[str]:
     return [note.partition(" ")[0] for note in NOTES]
 
 
-# -- declaring ---------------------------------------------------------------------------------------------------------
+# -- declaring --------------------------------------------------------------------------------------------------------
 def test_what_is_for_once_is_refused_on_other_contracts() -> None:
     async def plain() -> None: ...
 
@@ -95,13 +53,11 @@ def test_a_once_step_inside_of_another_step_is_refused() -> None:
     assert NOTES == []
 
 
-# -- what an error means -----------------------------------------------------------------------------------------------
+# -- what an error means ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("error", [NotDone("no money left the account"), Refused("no")])
-@scenario
 async def test_certainly_not_done_goes_by_the_retry_policy(machine: Machine, error: Exception) -> None:
     flow = failing(error, error, None, retry=RETRY, not_done=Refused)
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.rest()
     assert attempts() == ["1"]
     await machine.advance(4.9)
@@ -114,7 +70,6 @@ async def test_certainly_not_done_goes_by_the_retry_policy(machine: Machine, err
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_certainly_not_done_and_no_attempts_left_is_raised(machine: Machine) -> None:
     app = await machine.boot()
     assert await app.run(failing(NotDone("no")), id="r") == "caught NotDone"
@@ -123,7 +78,6 @@ async def test_certainly_not_done_and_no_attempts_left_is_raised(machine: Machin
 
 
 @pytest.mark.parametrize("error", [Fatal("card stolen"), Refused("no")])
-@scenario
 async def test_certainly_failed_is_raised_in_the_workflow_at_once(machine: Machine, error: Exception) -> None:
     flow = failing(error, None, retry=Retry(attempts=3, never=(Refused,)), raises=(Refused,))
     app = await machine.boot()
@@ -134,11 +88,9 @@ async def test_certainly_failed_is_raised_in_the_workflow_at_once(machine: Machi
 
 
 @pytest.mark.parametrize("error", [OSError("reset"), Refused("undeclared"), asyncio.CancelledError(), SystemExit(3)])
-@scenario
 async def test_any_other_error_is_a_doubt_whatever_the_retry_policy(machine: Machine, error: BaseException) -> None:
-    app = await machine.boot()
-    run = await app.start(failing(error, None, retry=RETRY), id="r")
-    hold = await held(machine, run)
+    app, run = await machine.start(failing(error, None, retry=RETRY), id="r")
+    hold = await held(machine, run, "in-doubt")
     assert hold.resolutions == ["done", "not-done", "cancel"], "without a probe nobody can be asked again"
     assert attempts() == ["1"]
     assert [body.because for body in machine.bodies("r", "step_doubted")] == ["error"]
@@ -147,7 +99,6 @@ async def test_any_other_error_is_a_doubt_whatever_the_retry_policy(machine: Mac
         await app.resolve("r", "probe")
 
 
-@scenario
 async def test_an_attempt_past_its_timeout_is_a_doubt_and_its_thread_may_still_act(machine: Machine) -> None:
     go_on = threading.Event()
 
@@ -162,11 +113,10 @@ async def test_an_attempt_past_its_timeout_is_a_doubt_and_its_thread_may_still_a
     async def flow() -> str:
         return await asyncio.to_thread(pay)
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
-    await held(machine, run)
+    app, run = await machine.start(flow, id="r")
+    await held(machine, run, "in-doubt")
     await app.resolve("r", "not-done")
-    hold = await held(machine, run)
+    hold = await held(machine, run, "in-doubt")
     assert "its body on a thread still runs in this process" in hold.summary
     assert NOTES == ["begun"], "a person's word is not enough while the thread may act"
     go_on.set()
@@ -176,7 +126,6 @@ async def test_an_attempt_past_its_timeout_is_a_doubt_and_its_thread_may_still_a
     assert NOTES == ["begun", "sent", "begun", "sent"]
 
 
-@scenario
 async def test_a_thread_of_another_step_does_not_count_as_one_that_may_still_act(machine: Machine) -> None:
     go_on = threading.Event()
 
@@ -196,14 +145,12 @@ async def test_a_thread_of_another_step_does_not_count_as_one_that_may_still_act
     async def flow() -> list[str]:
         return await asyncio.gather(asyncio.to_thread(long_read), asyncio.to_thread(pay))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.until(lambda: len(NOTES) == 2 or machine.status("r") == "held")
     go_on.set()
     assert await run.result(timeout=60) == ["read", "paid"]
 
 
-@scenario
 async def test_an_outcome_that_cannot_be_stored_is_held_as_done_without_a_value(machine: Machine) -> None:
     @step(effect="once")
     async def pay() -> Any:
@@ -214,9 +161,8 @@ async def test_an_outcome_that_cannot_be_stored_is_held_as_done_without_a_value(
     async def flow() -> Any:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
-    hold = await held(machine, run)
+    app, run = await machine.start(flow, id="r")
+    hold = await held(machine, run, "in-doubt")
     assert hold.resolutions == ["done", "cancel"], "it happened, so it is not done again"
     assert "it happened" in hold.summary
     await app.resolve("r", "done", value="receipt 7")
@@ -225,7 +171,6 @@ async def test_an_outcome_that_cannot_be_stored_is_held_as_done_without_a_value(
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_that_it_happened_is_not_forgotten_while_another_hold_comes_first(machine: Machine) -> None:
     gate = Gate()
 
@@ -243,36 +188,32 @@ async def test_that_it_happened_is_not_forgotten_while_another_hold_comes_first(
     async def flow() -> list[Any]:
         return list(await asyncio.gather(doubtful(), pay()))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.until(lambda: "step_doubted" in machine.kinds("r"))
     gate.opened.set()
-    hold = await held(machine, run)
+    hold = await held(machine, run, "in-doubt")
     assert hold.step.endswith("doubtful")
     await machine.kill(app)
     app = await machine.boot()
     await app.resolve("r", "done", value="D")
     run = app.get("r")
-    hold = await held(machine, run)
+    hold = await held(machine, run, "in-doubt")
     assert hold.resolutions == ["done", "cancel"], "its probe would say that it may be done again"
     await app.resolve("r", "done", value="P")
     assert await run.result(timeout=60) == ["D", "P"]
     assert NOTES == ["pay"]
 
 
-@scenario
 async def test_a_fallback_follows_only_a_certain_failure(machine: Machine) -> None:
     app = await machine.boot()
     assert await app.run(failing(Fatal("no"), fallback="by letter"), id="a") == "by letter"
-    await held(machine, await app.start(failing(OSError("reset"), fallback="by letter"), id="b"))
+    await held(machine, await app.start(failing(OSError("reset"), fallback="by letter"), id="b"), "in-doubt")
 
 
-# -- what a person says ------------------------------------------------------------------------------------------------
-@scenario
+# -- what a person says -----------------------------------------------------------------------------------------------
 async def test_done_takes_the_value_and_the_step_does_not_run(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(failing(OSError("reset"), None), id="r")
-    await held(machine, run)
+    app, run = await machine.start(failing(OSError("reset"), None), id="r")
+    await held(machine, run, "in-doubt")
     await app.resolve("r", "done", value="paid by hand", by="ann")
     assert await run.result(timeout=60) == "paid by hand"
     assert attempts() == ["1"]
@@ -281,12 +222,10 @@ async def test_done_takes_the_value_and_the_step_does_not_run(machine: Machine) 
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_not_done_does_it_again_with_the_same_key(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(failing(OSError("reset"), OSError("reset"), None), id="r")
+    app, run = await machine.start(failing(OSError("reset"), OSError("reset"), None), id="r")
     for _ in range(2):
-        await held(machine, run)
+        await held(machine, run, "in-doubt")
         await app.resolve("r", "not-done")
     assert await run.result(timeout=60) == "paid 3"
     assert attempts() == ["1", "2", "3"]
@@ -294,7 +233,6 @@ async def test_not_done_does_it_again_with_the_same_key(machine: Machine) -> Non
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_probe_asks_the_outside_again(machine: Machine) -> None:
     answers: list[Any] = [RuntimeError("down"), Done("paid, says the bank")]
 
@@ -305,9 +243,8 @@ async def test_probe_asks_the_outside_again(machine: Machine) -> None:
             raise answer
         return answer
 
-    app = await machine.boot()
-    run = await app.start(failing(OSError("reset"), None, probe=probe, probe_for=0.0), id="r")
-    hold = await held(machine, run)
+    app, run = await machine.start(failing(OSError("reset"), None, probe=probe, probe_for=0.0), id="r")
+    hold = await held(machine, run, "in-doubt")
     assert hold.resolutions == ["done", "not-done", "probe", "cancel"]
     await app.resolve("r", "probe")
     assert await run.result(timeout=60) == "paid, says the bank"
@@ -316,11 +253,9 @@ async def test_probe_asks_the_outside_again(machine: Machine) -> None:
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_cancel_ends_the_run_and_the_step_does_not_run(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(failing(OSError("reset"), None), id="r")
-    await held(machine, run)
+    app, run = await machine.start(failing(OSError("reset"), None), id="r")
+    await held(machine, run, "in-doubt")
     await app.resolve("r", "cancel")
     with pytest.raises(RunCancelled):
         await run.result(timeout=60)
@@ -328,7 +263,6 @@ async def test_cancel_ends_the_run_and_the_step_does_not_run(machine: Machine) -
     assert machine.status("r") == "cancelled"
 
 
-@scenario
 async def test_two_steps_in_doubt_are_asked_about_one_after_the_other(machine: Machine) -> None:
     gate = Gate()
 
@@ -346,16 +280,14 @@ async def test_two_steps_in_doubt_are_asked_about_one_after_the_other(machine: M
         second = asyncio.create_task(pay("b"))
         return [await first, await second]
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.kill(app)
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
-    await held(machine, run)
+    app, run = await machine.start(flow, id="r")
+    await held(machine, run, "in-doubt")
     assert machine.kinds("r")[-1] == "run_held", "nothing is written after the hold"
     await app.resolve("r", "done", value="A")
-    await held(machine, run)
+    await held(machine, run, "in-doubt")
     assert machine.kinds("r")[-1] == "run_held"
     await app.resolve("r", "done", value="B")
     assert await run.result(timeout=60) == ["A", "B"]
@@ -363,7 +295,6 @@ async def test_two_steps_in_doubt_are_asked_about_one_after_the_other(machine: M
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_a_step_that_was_asked_for_behind_a_doubt_is_not_begun_while_the_run_is_held(machine: Machine) -> None:
     """The code's next command is new when the run is taken up, and the run is held at that moment."""
     gate = Gate()
@@ -387,373 +318,14 @@ async def test_a_step_that_was_asked_for_behind_a_doubt_is_not_begun_while_the_r
 
         return list(await asyncio.gather(pay("a"), other()))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.kill(app)
     app = await machine.boot()
-    await held(machine, await app.start(flow, id="r"))
+    await held(machine, await app.start(flow, id="r"), "in-doubt")
     await app.signal("r", "go")
     await app.resolve("r", "done", value="A")
     run = app.get("r")
     assert await run.result(timeout=60) == ["A", "b"]
     assert NOTES == ["a", "b"]
     assert not machine.replay("r").differences
-
-
-# -- cancels and timeouts wait -----------------------------------------------------------------------------------------
-def slow_pay(gate: Gate) -> Any:
-    @step(effect="once")
-    async def pay() -> str:
-        NOTES.append("begun")
-        await gate.wait()
-        NOTES.append("sent")
-        return "paid"
-
-    return pay
-
-
-def by_timeout(pay: Any) -> Any:
-    @workflow
-    async def flow() -> str:
-        try:
-            async with asyncio.timeout(5):
-                await pay()
-        except TimeoutError:
-            return "too late"
-        return "in time"
-
-    return flow
-
-
-def by_wait_for(pay: Any) -> Any:
-    @workflow
-    async def flow() -> str:
-        try:
-            await asyncio.wait_for(pay(), 5)
-        except TimeoutError:
-            return "too late"
-        return "in time"
-
-    return flow
-
-
-def by_cancel(pay: Any) -> Any:
-    @workflow
-    async def flow() -> str:
-        task = asyncio.create_task(pay())
-        await asyncio.sleep(5)
-        task.cancel()
-        try:
-            await task
-        except asyncio.CancelledError:
-            return "too late"
-        return "in time"
-
-    return flow
-
-
-def by_group(pay: Any) -> Any:
-    @workflow
-    async def flow() -> str:
-        async def failing() -> None:
-            await asyncio.sleep(5)
-            raise KeyError("now")
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(pay())
-                group.create_task(failing())
-        except* KeyError:
-            NOTES.append("left")
-        return "too late"
-
-    return flow
-
-
-@pytest.mark.parametrize("made", [by_timeout, by_wait_for, by_cancel, by_group])
-@pytest.mark.parametrize("crash", [False, True])
-@scenario
-async def test_a_timeout_reaches_the_code_only_after_the_step_is_settled(
-    machine: Machine, made: Callable[[Any], Any], crash: bool
-) -> None:
-    gate = Gate()
-    flow = made(slow_pay(gate))
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
-    await gate.reached.wait()
-    machine.clock.advance(6)
-    await machine.until(lambda: "timer_fired" in machine.kinds("r"))
-    await asyncio.sleep(0.05)
-    assert machine.status("r") == "running", "the code is not told yet"
-    assert "step_cancelled" not in machine.kinds("r")
-    if crash:
-        await machine.kill(app)
-        app = await machine.boot()
-        run = await app.start(flow, id="r")
-        await held(machine, run)
-        await app.resolve("r", "done", value="paid")
-    else:
-        gate.opened.set()
-    assert await run.result(timeout=60) == "too late"
-    assert NOTES[:2] == (["begun", "left"] if made is by_group and crash else ["begun", "sent"][: 1 if crash else 2])
-    assert machine.kinds("r").index("step_completed") > machine.kinds("r").index("timer_fired")
-    assert not machine.replay("r").differences
-
-
-@scenario
-async def test_a_step_that_is_cancelled_before_it_began_does_not_begin(machine: Machine) -> None:
-    @step(effect="once")
-    async def pay() -> str:
-        NOTES.append("pay")
-        return "paid"
-
-    @workflow
-    async def flow() -> str:
-        task = asyncio.create_task(pay())
-        await asyncio.sleep(0)
-        task.cancel()
-        try:
-            return await task
-        except asyncio.CancelledError:
-            return "not begun"
-
-    app = await machine.boot()
-    assert await app.run(flow, id="r") == "not begun"
-    assert NOTES == []
-    assert not machine.replay("r").differences
-
-
-@scenario
-async def test_a_run_that_is_cancelled_within_its_grace_waits_for_the_step(machine: Machine) -> None:
-    gate = Gate()
-    pay = slow_pay(gate)
-
-    @workflow
-    async def flow() -> str:
-        try:
-            return str(await pay())
-        finally:
-            NOTES.append("finally")
-
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
-    await gate.reached.wait()
-    await run.cancel(grace=30)
-    await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
-    assert NOTES == ["begun"]
-    gate.opened.set()
-    with pytest.raises(RunCancelled):
-        await run.result(timeout=60)
-    assert NOTES == ["begun", "sent", "finally"]
-    assert not machine.replay("r").differences
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["quick", "expensive"])
-@pytest.mark.parametrize("now", [True, False], ids=["now", "grace-over"])
-@scenario
-async def test_a_run_that_is_ended_without_its_code_waits_for_a_body_that_must_not_be_cut_off(
-    machine: Machine, now: bool, seconds: float
-) -> None:
-    gate = Gate()
-    pay = slow_pay(gate)
-
-    @workflow
-    async def flow() -> str:
-        paid = str(await pay())
-        await everstep.receive("never")
-        return paid
-
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
-    await gate.reached.wait()
-    await asyncio.sleep(seconds)
-    await run.cancel(now=now, grace=5)
-    if not now:
-        await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
-        machine.clock.advance(6)
-    await asyncio.sleep(0.05)
-    assert machine.status("r") == "running"
-    gate.opened.set()
-    with pytest.raises(RunCancelled):
-        await run.result(timeout=60)
-    assert NOTES == ["begun", "sent"]
-    assert machine.status("r") == "cancelled"
-    assert "step_completed" in machine.kinds("r"), "what happened is in the history"
-    assert not machine.replay("r").differences
-
-
-@scenario
-async def test_a_run_that_is_ended_without_its_code_is_held_if_its_step_comes_into_doubt(machine: Machine) -> None:
-    gate = Gate()
-
-    @step(effect="once")
-    async def pay() -> str:
-        await gate.wait()
-        raise OSError("reset")
-
-    @workflow
-    async def flow() -> str:
-        return await pay()
-
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
-    await gate.reached.wait()
-    await run.cancel(now=True)
-    gate.opened.set()
-    await held(machine, run)
-    await app.resolve("r", "done", value="paid")
-    with pytest.raises(RunCancelled):
-        await run.result(timeout=60)
-
-
-@scenario
-async def test_an_app_that_stops_starts_what_it_has_announced_and_leaves_no_doubt(machine: Machine) -> None:
-    @step(effect="once")
-    async def pay() -> str:
-        NOTES.append("pay")
-        return "paid"
-
-    @workflow
-    async def announced() -> str:
-        return await pay()
-
-    app = await machine.boot()
-    await app.start(announced, id="r")
-    while not any(driver.attempts.starting for driver in app.drivers.values()):
-        await asyncio.sleep(0)
-    assert NOTES == []
-    await machine.stop(app)
-    assert NOTES == ["pay"]
-    assert machine.kinds("r")[:3] == ["run_started", "step_started", "step_completed"]
-    again = await machine.boot()
-    assert await (await again.start(announced, id="r")).result(timeout=60) == "paid"
-    assert NOTES == ["pay"]
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["quick", "expensive"])
-@scenario
-async def test_a_hold_waits_for_a_body_that_must_not_be_cut_off(machine: Machine, seconds: float) -> None:
-    gate = Gate()
-    pay = slow_pay(gate)
-
-    @step(effect="once")
-    async def doubtful() -> str:
-        await gate.reached.wait()
-        raise OSError("reset")
-
-    @step(effect="once")
-    async def after() -> str:
-        NOTES.append("after")
-        return "after"
-
-    @workflow
-    async def flow() -> list[str]:
-        async def two() -> str:
-            return str(await pay()) + " " + await after()
-
-        return list(await asyncio.gather(doubtful(), two()))
-
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
-    await machine.until(lambda: "step_doubted" in machine.kinds("r"))
-    await asyncio.sleep(seconds)
-    assert machine.status("r") == "running", "the hold is wanted, and the other body is not cut off"
-    gate.opened.set()
-    hold = await held(machine, run)
-    assert hold.step.endswith("doubtful")
-    assert NOTES == ["begun", "sent"], "nothing more begins"
-    assert len(machine.bodies("r", "step_completed")) == 1
-    await app.resolve("r", "done", value="D")
-    assert await run.result(timeout=60) == ["D", "paid after"], "what was not begun is not in doubt"
-    assert NOTES == ["begun", "sent", "after"]
-    assert not machine.replay("r").differences
-
-
-@scenario
-async def test_a_hold_that_a_person_asks_for_waits_too(machine: Machine) -> None:
-    gate = Gate()
-    pay = slow_pay(gate)
-
-    @workflow
-    async def flow() -> str:
-        return str(await pay()) + str(await everstep.receive("word"))
-
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
-    await gate.reached.wait()
-    await app.hold("r", "look at it")
-    assert machine.status("r") == "running"
-    gate.opened.set()
-    with pytest.raises(RunHeld, match="look at it"):
-        await run.result(timeout=60)
-    await app.signal("r", "word", "!")
-    await app.resolve("r", "retry")
-    assert await run.result(timeout=60) == "paid!"
-    assert NOTES == ["begun", "sent"]
-
-
-# -- replay ------------------------------------------------------------------------------------------------------------
-def test_every_prefix_of_a_history_with_once_steps_leads_to_the_same_end() -> None:
-    """The outside keeps what the first life did, so later lives find it there: under the same keys, and no others."""
-    done: list[str] = []
-
-    def account(key: str, name: str) -> Any:
-        return Done(name.upper()) if key in done else NotDone()
-
-    failures = {"c"}
-
-    @step(effect="once", probe=account, retry=Retry(attempts=2, first=1.0))
-    async def pay(name: str) -> str:
-        key = everstep.key()
-        if name in failures:
-            failures.discard(name)
-            raise NotDone("not this time")
-        if key not in done:
-            done.append(key)
-        if name == "b":
-            raise OSError("the answer was lost")
-        return name.upper()
-
-    @workflow
-    async def flow() -> list[str]:
-        told = [await pay("a")]
-        told += await asyncio.gather(pay("b"), pay("c"))
-        try:
-            async with asyncio.timeout(1):
-                await everstep.receive("never")
-        except TimeoutError:
-            told.append(await pay("d"))
-        return told
-
-    life = prove_life(flow)
-    assert life.value == ["A", "B", "C", "D"]
-    assert len(done) == 4, "a step has the same key in all its lives"
-
-
-def test_closing_an_app_waits_for_a_once_body_that_runs(tmp_path: Path) -> None:
-    url = str(tmp_path / "store.db")
-
-    @step(effect="once")
-    async def pay(gate: everstep.Live[Any]) -> str:
-        gate.reached.set()
-        await asyncio.sleep(0.1)
-        NOTES.append("paid")
-        return "paid"
-
-    gate = SimpleNamespace(reached=asyncio.Event())
-
-    @workflow
-    async def flow() -> str:
-        return await pay(gate)
-
-    async def main() -> str:
-        async with everstep.open(url) as app:
-            await app.start(flow, id="f")
-            await gate.reached.wait()
-        async with everstep.open(url) as app:
-            run = await app.start(flow, id="f")
-            return await run.result(timeout=60)
-
-    assert asyncio.run(main()) == "paid"
-    assert NOTES == ["paid"]

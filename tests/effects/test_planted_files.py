@@ -176,7 +176,7 @@ def test_a_file_of_a_stranger_in_a_shared_folder_is_not_written_over(what: str, 
     an_open_file("shared/report.md")
     os.chown("shared/report.md", STRANGER, STRANGER)
     shared.chmod(mode)
-    with pytest.raises(Misuse, match=r"report.md belongs to somebody else.*Use a folder in which only you can write"):
+    with pytest.raises(Misuse, match=r"report.md belongs to another user.*Use a folder in which only you can write"):
         do(what, "shared/report.md", "confidential")
     assert Path("shared/report.md").read_text() == ""
     assert os.listdir("shared") == ["report.md"]
@@ -258,6 +258,6 @@ def test_a_link_of_a_stranger_in_a_shared_folder_is_not_followed(what: str) -> N
     followed = Path("victim").read_text()
     assert followed == ("!" if what == "write" else "mine!"), "one's own link is"
     os.lchown("shared/out", STRANGER, STRANGER)
-    with pytest.raises(Misuse, match="everybody can write"):
+    with pytest.raises(Misuse, match="every user can write"):
         do(what, "shared/out", "again")
     assert Path("victim").read_text() == followed

@@ -10,14 +10,8 @@ import pytest
 import everstep
 from everstep import Done, NotDone, Retry, Unknown, step, workflow
 from everstep.errors import RunCancelled, RunHeld
-from tests.engine.resume_helpers import Gate, Machine, freeze, scenario
-
-NOTES: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
+from tests.engine.resume_helpers import Gate, Machine, freeze
+from tests.worlds.ledger import NOTES
 
 
 class Bank:
@@ -81,7 +75,6 @@ async def assert_held(machine: Machine, run: Any, text: str = "") -> None:
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async"])
-@scenario
 async def test_done_is_adopted_without_running(machine: Machine, is_async: bool) -> None:
     bank = Bank(Done("receipt 9"), is_async=is_async)
     run = await bank.start(machine)
@@ -93,7 +86,6 @@ async def test_done_is_adopted_without_running(machine: Machine, is_async: bool)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async"])
-@scenario
 async def test_not_done_is_done_again_with_the_same_key(machine: Machine, is_async: bool) -> None:
     bank = Bank(NotDone(), is_async=is_async)
     run = await bank.start(machine)
@@ -104,7 +96,6 @@ async def test_not_done_is_done_again_with_the_same_key(machine: Machine, is_asy
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_not_done_may_be_raised_as_well(machine: Machine) -> None:
     def probe(key: str) -> Any:
         raise NotDone("the bank has never heard of it")
@@ -135,7 +126,6 @@ async def test_not_done_may_be_raised_as_well(machine: Machine) -> None:
         (Done(object()), "object"),
     ],
 )
-@scenario
 async def test_a_probe_that_does_not_know_is_asked_again(machine: Machine, answer: Any, why: str) -> None:
     bank = Bank(answer, Done("receipt"))
     run = await bank.start(machine)
@@ -151,7 +141,6 @@ async def test_a_probe_that_does_not_know_is_asked_again(machine: Machine, answe
 
 
 # -- patience ----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_questions_come_with_growing_pauses_and_then_a_person_is_asked(machine: Machine) -> None:
     bank = Bank(*[Unknown()] * 100)
     run = await bank.start(machine)
@@ -169,7 +158,6 @@ async def test_questions_come_with_growing_pauses_and_then_a_person_is_asked(mac
 
 
 @pytest.mark.parametrize(("probe_for", "asked"), [(0.0, 1), (1.0, 2), (3.5, 3)])
-@scenario
 async def test_probe_for_says_how_long(machine: Machine, probe_for: float, asked: int) -> None:
     bank = Bank(*[Unknown()] * 9, probe_for=probe_for)
     run = await bank.start(machine)
@@ -181,7 +169,6 @@ async def test_probe_for_says_how_long(machine: Machine, probe_for: float, asked
     assert NOTES[1:] == ["ask"] * asked
 
 
-@scenario
 async def test_settle_waits_before_the_first_question(machine: Machine) -> None:
     bank = Bank(Unknown(), Done("receipt"), settle=10.0, probe_for=5.0)
     run = await bank.start(machine)
@@ -194,7 +181,6 @@ async def test_settle_waits_before_the_first_question(machine: Machine) -> None:
     assert await run.result(timeout=60) == "receipt", "probe_for counts from the first question"
 
 
-@scenario
 async def test_a_restart_neither_forgets_the_doubt_nor_begins_its_time_again(machine: Machine) -> None:
     bank = Bank(*[Unknown()] * 9, probe_for=10.0)
     await bank.start(machine)
@@ -204,15 +190,13 @@ async def test_a_restart_neither_forgets_the_doubt_nor_begins_its_time_again(mac
     assert NOTES == ["pay", "ask", "ask", "ask"]
     await machine.kill(machine._apps[0])
     machine.clock.advance(20)
-    app = await machine.boot()
-    run = await app.start(bank.flow, id="r")
+    _, run = await machine.start(bank.flow, id="r")
     await assert_held(machine, run, "after 10 s")
     assert NOTES == ["pay", "ask", "ask", "ask", "ask"], "asked once more, for the downtime may have helped"
     assert len(machine.bodies("r", "step_doubted")) == 1
     assert len(bank.keys) == 1
 
 
-@scenario
 async def test_a_run_whose_probe_waits_leaves_memory_and_comes_back(machine: Machine) -> None:
     bank = Bank(Unknown(), Done("receipt"))
     run = await bank.start(machine)
@@ -247,12 +231,10 @@ def cut_off(gate: Gate, answer: Any) -> Any:
     return flow
 
 
-@scenario
 async def test_not_done_by_a_process_that_is_gone_is_done_again(machine: Machine) -> None:
     gate = Gate()
     flow = cut_off(gate, NotDone())
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.kill(app)
     gate.opened.set()
@@ -262,7 +244,6 @@ async def test_not_done_by_a_process_that_is_gone_is_done_again(machine: Machine
     assert [body.because for body in machine.bodies("r", "step_doubted")] == ["crash"]
 
 
-@scenario
 async def test_not_done_by_a_process_that_still_exists_is_held_until_it_is_gone(machine: Machine) -> None:
     gate = Gate()
     flow = cut_off(gate, NotDone())
@@ -291,7 +272,6 @@ async def test_not_done_by_a_process_that_still_exists_is_held_until_it_is_gone(
 
 # -- cancels -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("answer", [Done("receipt"), NotDone()], ids=["done", "not-done"])
-@scenario
 async def test_what_timed_out_while_in_doubt_is_settled_and_not_begun_again(machine: Machine, answer: Any) -> None:
     bank = Bank(Unknown(), Unknown(), answer)
 
@@ -316,7 +296,6 @@ async def test_what_timed_out_while_in_doubt_is_settled_and_not_begun_again(mach
 
 @pytest.mark.parametrize("answer", [Done("receipt"), NotDone()], ids=["done", "not-done"])
 @pytest.mark.parametrize("crash", [False, True])
-@scenario
 async def test_a_run_cancelled_now_asks_the_outside_first(machine: Machine, answer: Any, crash: bool) -> None:
     bank = Bank(Unknown(), answer)
 
@@ -334,8 +313,7 @@ async def test_a_run_cancelled_now_asks_the_outside_first(machine: Machine, answ
     await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
     if crash:
         await machine.kill(machine._apps[0])
-        app = await machine.boot()
-        run = await app.start(flow, id="r")
+        _, run = await machine.start(flow, id="r")
     else:
         await machine.advance(1)
     with pytest.raises(RunCancelled):
@@ -346,7 +324,6 @@ async def test_a_run_cancelled_now_asks_the_outside_first(machine: Machine, answ
 
 
 @pytest.mark.parametrize("answer", [Done("receipt"), NotDone(), Unknown()], ids=["done", "not-done", "unknown"])
-@scenario
 async def test_cancelled_now_while_nobody_drives_it_a_run_settles_what_it_began_before_it_ends(
     machine: Machine, answer: Any
 ) -> None:
@@ -363,8 +340,7 @@ async def test_cancelled_now_while_nobody_drives_it_a_run_settles_what_it_began_
     stranger = await machine.boot(recover=False)
     await stranger.cancel("r", now=True)
     assert machine.kinds("r") == before, "nobody knows yet whether it was paid, so the run has not ended"
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     if isinstance(answer, Unknown):
         await machine.until(lambda: machine.kinds("r").count("probe_answered") == 2)
         assert machine.status("r") == "running", "the outside is asked again, and then a person is"
@@ -375,7 +351,6 @@ async def test_cancelled_now_while_nobody_drives_it_a_run_settles_what_it_began_
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_what_is_cancelled_between_two_attempts_gets_no_other(machine: Machine) -> None:
     @step(effect="once", retry=Retry(attempts=5, first=10.0, jitter=0.0))
     async def pay() -> str:
@@ -390,8 +365,7 @@ async def test_what_is_cancelled_between_two_attempts_gets_no_other(machine: Mac
         except TimeoutError:
             return "too late"
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.rest()
     await machine.advance(6)
     await machine.advance(5)
@@ -401,7 +375,6 @@ async def test_what_is_cancelled_between_two_attempts_gets_no_other(machine: Mac
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["timeout=", "wait_for"])
-@scenario
 async def test_what_an_async_body_gave_to_a_thread_may_still_act_after_its_timeout(machine: Machine, own: bool) -> None:
     """`asyncio.to_thread` in a body: its timeout ends the body, and nothing ends the thread."""
     go_on = threading.Event()
@@ -425,8 +398,7 @@ async def test_what_an_async_body_gave_to_a_thread_may_still_act_after_its_timeo
     async def flow() -> str:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.until(lambda: "probe_answered" in machine.kinds("r"))
     await machine.rest()
     assert NOTES == ["send", "ask"], "it says that nothing has happened, which is true, and not for long"
@@ -437,7 +409,6 @@ async def test_what_an_async_body_gave_to_a_thread_may_still_act_after_its_timeo
     assert len(sent) == 1
 
 
-@scenario
 async def test_what_the_engine_itself_does_on_a_thread_is_not_taken_for_work_of_a_body(machine: Machine) -> None:
     """A lease is prolonged on a thread, which may take its time: the step does not wait for that."""
     reached, go_on = threading.Event(), threading.Event()
@@ -453,8 +424,7 @@ async def test_what_the_engine_itself_does_on_a_thread_is_not_taken_for_work_of_
     async def flow() -> str:
         return await pay()
 
-    app = await machine.boot()
-    first = await app.start(flow, id="first")  # from now on it has a lease
+    app, first = await machine.start(flow, id="first")  # from now on it has a lease
     assert await first.result(timeout=60) == "paid"
     renew = app.store.renew
 
@@ -475,7 +445,6 @@ async def test_what_the_engine_itself_does_on_a_thread_is_not_taken_for_work_of_
         go_on.set()
 
 
-@scenario
 async def test_what_never_happens_is_not_repeated_in_a_tight_circle(machine: Machine) -> None:
     @step(effect="once", probe=lambda key: NotDone())
     async def pay() -> str:
@@ -486,16 +455,14 @@ async def test_what_never_happens_is_not_repeated_in_a_tight_circle(machine: Mac
     async def flow() -> str:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.rest()
     assert len(NOTES) == 2
     for seconds, count in [(0.9, 2), (0.2, 3), (1.8, 3), (0.3, 4)]:
         await machine.advance(seconds)
         assert len(NOTES) == count
     await machine.kill(app)
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.rest()
     assert len(NOTES) == 4, "nor by a restart"
     await run.cancel(now=True)
@@ -504,7 +471,6 @@ async def test_what_never_happens_is_not_repeated_in_a_tight_circle(machine: Mac
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_the_pause_before_another_attempt_is_over_in_its_time_whoever_drives_the_run(machine: Machine) -> None:
     @step(effect="once", probe=lambda key: NotDone())
     async def pay() -> str:
@@ -515,16 +481,14 @@ async def test_the_pause_before_another_attempt_is_over_in_its_time_whoever_driv
     async def flow() -> str:
         return await pay()
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest()
     for seconds in (1.1, 2.1):
         await machine.advance(seconds)
     assert len(NOTES) == 4, "now there is a pause of four seconds"
     for _ in range(3):
         await machine.kill(app)
-        app = await machine.boot()
-        run = await app.start(flow, id="r")
+        app, run = await machine.start(flow, id="r")
         await machine.advance(1.5)
     assert len(NOTES) == 5
     await run.cancel(now=True)
@@ -532,7 +496,6 @@ async def test_the_pause_before_another_attempt_is_over_in_its_time_whoever_driv
         await run.result(timeout=60)
 
 
-@scenario
 async def test_attempts_that_failed_do_not_make_the_pause_longer(machine: Machine) -> None:
     answers = [NotDone(), Done("paid at last")]
 
@@ -547,8 +510,7 @@ async def test_attempts_that_failed_do_not_make_the_pause_longer(machine: Machin
     async def flow() -> str:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     for _ in range(10):
         await machine.advance(0.02)
     assert await run.result(timeout=60) == "paid at last"

@@ -11,18 +11,13 @@ import everstep
 from everstep import files, step, transaction, witness, workflow
 from everstep.errors import CrossesOnce, Misuse
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
-
-ASKED: list[tuple[Any, Any]] = []
-PAID: list[str] = []
-BROKEN: set[str] = set()
+from tests.worlds.ledger import ASKED, BROKEN, PAID
 
 
 @pytest.fixture(autouse=True)
 def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for one in (ASKED, PAID, BROKEN):
-        one.clear()
     monkeypatch.chdir(tmp_path)
     Path("d").mkdir()
     Path("a.txt").write_text("old")
@@ -75,10 +70,8 @@ async def turn(machine: Machine, app: Any, word: str) -> None:
     await machine.kill(app)
 
 
-@scenario
 async def test_own_changes_and_what_a_function_ignored_survive_a_jump(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(remembering_loop, id="r")
+    app, _ = await machine.start(remembering_loop, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     await machine.kill(app)
@@ -96,10 +89,8 @@ async def test_own_changes_and_what_a_function_ignored_survive_a_jump(machine: M
     assert list(check(export_histories(machine.store))) == []
 
 
-@scenario
 async def test_a_stranger_s_change_in_the_folder_is_found_after_a_jump(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(remembering_loop, id="r")
+    app, _ = await machine.start(remembering_loop, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     await turn(machine, app, "a")
@@ -110,7 +101,6 @@ async def test_a_stranger_s_change_in_the_folder_is_found_after_a_jump(machine: 
     assert [one["subject"] for one in machine.report("r")["drift"]] == ["directory:d:**/*"]
 
 
-@scenario
 async def test_a_function_that_a_jump_could_not_find_again_is_refused_at_once(machine: Machine) -> None:
     @workflow
     async def late() -> None:
@@ -141,7 +131,6 @@ async def crossing_loop() -> list[str]:
     return state.done
 
 
-@scenario
 async def test_an_outcome_that_was_kept_survives_a_jump_and_is_given_once(machine: Machine) -> None:
     BROKEN.add("first")
     app = await machine.boot()
@@ -187,7 +176,6 @@ async def booking() -> str:
         raise
 
 
-@scenario
 async def test_an_atomic_step_after_the_failure_is_neither_forgotten_nor_repeated(machine: Machine) -> None:
     BROKEN.add("first")
     app = await machine.boot()
@@ -218,7 +206,6 @@ async def keyed() -> str:
         raise
 
 
-@scenario
 async def test_a_step_with_a_key_of_its_own_is_guarded_by_that(machine: Machine) -> None:
     BROKEN.add("first")
     app = await machine.boot()
@@ -230,7 +217,6 @@ async def test_a_step_with_a_key_of_its_own_is_guarded_by_that(machine: Machine)
     assert list(check(export_histories(machine.store))) == []
 
 
-@scenario
 async def test_a_retry_over_an_earlier_retry_keeps_each_effect_once(machine: Machine) -> None:
     """The code keeps the first failure and raises it again later, so the second retry goes back over the first."""
 

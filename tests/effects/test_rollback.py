@@ -1,4 +1,4 @@
-"""Rollback: a run stops, or is taken up once more, and what it did is undone; or it is said why not."""
+"""Rollback: a run is undone on request, in every status and in all its lives."""
 
 import asyncio
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep import Done, NotDone, Retry, step, workflow
+from everstep import Done, NotDone, step, workflow
 from everstep.engine.app.app import App
-from everstep.engine.code import loop
 from everstep.engine.verbs import runs
 from everstep.errors import (
     CompensationBegun,
@@ -16,104 +15,21 @@ from everstep.errors import (
     HoldConflict,
     RunActive,
     RunCancelled,
-    RunEnded,
     RunHeld,
     Uncompensated,
     UnknownRun,
 )
-from everstep.stores.memory import MemoryStore
-from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, cut, play
-from tests.engine.resume_helpers import Gate, Machine, freeze, scenario
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-    GATES.clear()
+from tests.engine.resume_helpers import Gate, Machine
+from tests.lasting import LastingStore
+from tests.worlds.ledger import GATES, NOTES
+from tests.worlds.rooms import BOOKED, UNBOOKED, book, look, notes, rollback_trip, rolled_back
 
 
-def notes() -> list[str]:
-    """Return what was done so far."""
-    return list(NOTES)
-
-
-def unbook(booking: str, city: str) -> None:
-    NOTES.append(f"unbook {city}")
-
-
-@step(compensate=unbook)
-async def book(city: str) -> str:
-    NOTES.append(f"book {city}")
-    if city in GATES:
-        await GATES[city].wait()
-    return f"b-{city}"
-
-
-@step
-async def look(city: str) -> str:
-    NOTES.append(f"look {city}")
-    if city in GATES:
-        await GATES[city].wait()
-    return city
-
-
-@step(effect="once")
-async def mail(text: str) -> str:
-    NOTES.append(f"mail {text}")
-    if text in GATES:
-        await GATES[text].wait()
-    return text
-
-
-@workflow
-async def rollback_trip(last: str = "wait") -> str:
-    try:
-        await book("Oslo")
-        await book("Rome")
-        if last == "look":
-            await look("Wien")
-        elif last == "book":
-            await book("Wien")
-        elif last == "mail":
-            await mail("Wien")
-        if last in ("return", "mail"):
-            return "home"
-        return await everstep.receive("word", str)
-    except BaseException:
-        await look("the exit")
-        raise
-
-
-def sound(machine: Machine) -> None:
-    """Every history agrees with the rules of the checker."""
-    found = check(export_histories(machine.store))
-    assert not found, found
-
-
-async def rolled_back(machine: Machine, app: App, run: str = "r") -> None:
-    """Wait until a run is undone, and see that all agree about it."""
-    with pytest.raises(RunCancelled):
-        await app.get(run).result(timeout=60)
-    assert machine.kinds(run)[-1] == "run_cancelled"
-    assert machine.bodies(run, "run_cancelled")[-1].rolled_back
-    assert machine.replay(run).differences == []
-    sound(machine)
-
-
-BOOKED = ["book Oslo", "book Rome"]
-UNBOOKED = ["unbook Rome", "unbook Oslo"]
-
-
-# -- in every status ---------------------------------------------------------------------------------------------------
-@scenario
+# -- in every status --------------------------------------------------------------------------------------------------
 async def test_a_waiting_run_stops_where_it_is_and_its_code_is_not_asked(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(rollback_trip, id="r")
+    app, _ = await machine.start(rollback_trip, id="r")
     await machine.until_status("r", "waiting")
     await app.rollback("r", "the customer left", by="ann")
     await rolled_back(machine, app)
@@ -122,7 +38,6 @@ async def test_a_waiting_run_stops_where_it_is_and_its_code_is_not_asked(machine
     assert (asked.note, asked.by, asked.uncompensated) == ("the customer left", "ann", False)
 
 
-@scenario
 async def test_a_waiting_run_that_another_process_drives_is_rolled_back_by_that(machine: Machine) -> None:
     owner, stranger = await machine.boot(), await machine.boot()
     await owner.start(rollback_trip, id="r")
@@ -132,22 +47,18 @@ async def test_a_waiting_run_that_another_process_drives_is_rolled_back_by_that(
     assert notes() == BOOKED + UNBOOKED
 
 
-@scenario
 async def test_a_running_run_does_not_wait_for_a_step_that_has_nothing_to_undo(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    app = await machine.boot()
-    await app.start(rollback_trip, "look", id="r")
+    app, _ = await machine.start(rollback_trip, "look", id="r")
     await GATES["Wien"].reached.wait()
     await app.rollback("r")
     await rolled_back(machine, app)
     assert notes() == [*BOOKED, "look Wien", *UNBOOKED]
 
 
-@scenario
 async def test_a_running_run_finishes_a_begun_step_that_can_be_undone_and_undoes_it(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    app = await machine.boot()
-    await app.start(rollback_trip, "book", id="r")
+    app, _ = await machine.start(rollback_trip, "book", id="r")
     await GATES["Wien"].reached.wait()
     await app.rollback("r")
     await machine.until(lambda: "rollback_requested" in machine.kinds("r"))
@@ -158,11 +69,9 @@ async def test_a_running_run_finishes_a_begun_step_that_can_be_undone_and_undoes
     assert notes() == [*BOOKED, "book Wien", "unbook Wien", *UNBOOKED]
 
 
-@scenario
 async def test_a_begun_step_that_can_be_undone_is_finished_by_another_process_first(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    first = await machine.boot()
-    await first.start(rollback_trip, "book", id="r")
+    first, _ = await machine.start(rollback_trip, "book", id="r")
     await GATES["Wien"].reached.wait()
     await first.rollback("r")
     await machine.until(lambda: "rollback_requested" in machine.kinds("r"))
@@ -173,11 +82,9 @@ async def test_a_begun_step_that_can_be_undone_is_finished_by_another_process_fi
     assert notes() == [*BOOKED, "book Wien", "book Wien", "unbook Wien", *UNBOOKED]
 
 
-@scenario
 async def test_a_run_that_nobody_drives_is_rolled_back_when_somebody_takes_it_up(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    first = await machine.boot()
-    await first.start(rollback_trip, "look", id="r")
+    first, _ = await machine.start(rollback_trip, "look", id="r")
     await GATES["Wien"].reached.wait()
     await machine.kill(first)
     stranger = await machine.boot()
@@ -187,7 +94,6 @@ async def test_a_run_that_nobody_drives_is_rolled_back_when_somebody_takes_it_up
     assert notes() == [*BOOKED, "look Wien", *UNBOOKED]
 
 
-@scenario
 async def test_a_completed_run_is_taken_up_once_more_and_cancelled(machine: Machine) -> None:
     app = await machine.boot()
     assert await app.run(rollback_trip, "return", id="r") == "home"
@@ -202,7 +108,6 @@ async def test_a_completed_run_is_taken_up_once_more_and_cancelled(machine: Mach
     assert await (await app.start(rollback_trip, "return", id="r", on_existing="restart")).result() == "home"
 
 
-@scenario
 async def test_a_failed_run_that_has_nothing_to_undo_becomes_cancelled(machine: Machine) -> None:
     @workflow
     async def fails() -> None:
@@ -218,10 +123,8 @@ async def test_a_failed_run_that_has_nothing_to_undo_becomes_cancelled(machine: 
 
 
 @pytest.mark.parametrize("now", [False, True])
-@scenario
 async def test_a_cancelled_run_can_be_rolled_back_later(machine: Machine, now: bool) -> None:
-    app = await machine.boot()
-    run = await app.start(rollback_trip, id="r")
+    app, run = await machine.start(rollback_trip, id="r")
     await machine.until_status("r", "waiting")
     await run.cancel(now=now)
     with pytest.raises(RunCancelled):
@@ -233,11 +136,9 @@ async def test_a_cancelled_run_can_be_rolled_back_later(machine: Machine, now: b
     assert notes() == BOOKED + exits + UNBOOKED
 
 
-@scenario
 async def test_a_step_that_a_cancel_left_open_is_finished_before_the_rollback_undoes_it(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    first = await machine.boot()
-    await first.start(rollback_trip, "book", id="r")
+    first, _ = await machine.start(rollback_trip, "book", id="r")
     await GATES["Wien"].reached.wait()
     await machine.kill(first)
     app = await machine.boot()
@@ -249,7 +150,6 @@ async def test_a_step_that_a_cancel_left_open_is_finished_before_the_rollback_un
     assert notes() == [*BOOKED, "book Wien", "book Wien", "unbook Wien", *UNBOOKED]
 
 
-@scenario
 async def test_after_a_crash_a_rollback_settles_only_what_can_be_undone(machine: Machine) -> None:
     GATES["Wien"], GATES["Rome"] = Gate(), Gate()
 
@@ -257,8 +157,7 @@ async def test_after_a_crash_a_rollback_settles_only_what_can_be_undone(machine:
     async def both() -> None:
         await asyncio.gather(look("Wien"), book("Rome"))
 
-    first = await machine.boot()
-    await first.start(both, id="r")
+    first, _ = await machine.start(both, id="r")
     await GATES["Wien"].reached.wait()
     await GATES["Rome"].reached.wait()
     await first.rollback("r")
@@ -271,16 +170,13 @@ async def test_after_a_crash_a_rollback_settles_only_what_can_be_undone(machine:
     assert [event.step for event in machine.events("r") if event.kind == "step_started"].count("look") == 1
 
 
-@scenario
 async def test_a_delayed_run_that_has_not_begun_is_just_cancelled(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(rollback_trip, id="r", delay=100)
+    app, _ = await machine.start(rollback_trip, id="r", delay=100)
     await app.rollback("r")
     await machine.until_status("r", "cancelled")
     assert notes() == []
 
 
-@scenario
 async def test_a_run_that_is_not_there_or_is_damaged_is_not_rolled_back(machine: Machine) -> None:
     app = await machine.boot()
     with pytest.raises(UnknownRun):
@@ -326,9 +222,9 @@ def test_the_blocking_app_rolls_back_too() -> None:
     assert notes() == BOOKED + UNBOOKED
 
 
-# -- in all its lives --------------------------------------------------------------------------------------------------
+# -- in all its lives -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("last", ["return", "wait"])
-def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) -> None:
+async def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) -> None:
     async def live(store: Any, at: int, *, begin: bool) -> tuple[list[str], list[Any]]:
         NOTES.clear()
         clock = FakeClock(at)
@@ -346,24 +242,21 @@ def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) -> None:
         finally:
             await app.close()
 
-    async def main() -> None:
-        store = MemoryStore()
-        notes, events = await live(store, 2_000_000_000_000_000, begin=True)
-        assert notes == BOOKED + UNBOOKED
-        kinds = [event.kind for event in events]
-        for count in range(kinds.index("rollback_requested") + 1, len(events)):
-            again, longer = await live(cut(store, count), events[count - 1].at, begin=False)
-            assert longer[:count] == events[:count]
-            assert [one.kind for one in longer if one.kind != "step_started"] == [
-                kind for kind in kinds if kind != "step_started"
-            ], count
-            done = sum(kind == "step_completed" for kind in kinds[:count]) - 2
-            assert again == UNBOOKED[done:], f"cut after event {count} ({kinds[count - 1]})"
-
-    asyncio.run(main())
+    store = LastingStore()
+    notes, events = await live(store, 2_000_000_000_000_000, begin=True)
+    assert notes == BOOKED + UNBOOKED
+    kinds = [event.kind for event in events]
+    for count in range(kinds.index("rollback_requested") + 1, len(events)):
+        again, longer = await live(cut(store, count), events[count - 1].at, begin=False)
+        assert longer[:count] == events[:count]
+        assert [one.kind for one in longer if one.kind != "step_started"] == [
+            kind for kind in kinds if kind != "step_started"
+        ], count
+        done = sum(kind == "step_completed" for kind in kinds[:count]) - 2
+        assert again == UNBOOKED[done:], f"cut after event {count} ({kinds[count - 1]})"
 
 
-# -- what is in doubt --------------------------------------------------------------------------------------------------
+# -- what is in doubt -------------------------------------------------------------------------------------------------
 def paying(*answers: Any) -> Any:
     """Return a workflow whose payment is in doubt, and the questions that its probe was asked."""
     left = list(answers)
@@ -390,12 +283,10 @@ def paying(*answers: Any) -> Any:
     ("answer", "value", "undone"),
     [("done", "receipt 7", ["refund receipt 7", "unbook Oslo"]), ("not-done", None, ["unbook Oslo"])],
 )
-@scenario
 async def test_a_step_in_doubt_is_asked_about_once_more_and_never_done_again(
     machine: Machine, answer: str, value: str | None, undone: list[str]
 ) -> None:
-    app = await machine.boot()
-    run = await app.start(paying(), id="r")
+    app, run = await machine.start(paying(), id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     assert "rollback" in machine.hold("r").resolutions
@@ -417,13 +308,11 @@ async def test_a_step_in_doubt_is_asked_about_once_more_and_never_done_again(
     ("answer", "undone"),
     [(Done("receipt 7"), ["refund receipt 7", "unbook Oslo"]), (NotDone(), ["unbook Oslo"])],
 )
-@scenario
 async def test_a_step_in_doubt_is_settled_by_its_probe_before_a_rollback(
     machine: Machine, answer: Any, undone: list[str]
 ) -> None:
     buy = paying(everstep.Unknown("not yet"), answer)
-    app = await machine.boot()
-    await app.start(buy, id="r")
+    app, _ = await machine.start(buy, id="r")
     await machine.until(lambda: "probe_answered" in machine.kinds("r"))
     await machine.rest()
     await app.rollback("r")
@@ -433,7 +322,6 @@ async def test_a_step_in_doubt_is_settled_by_its_probe_before_a_rollback(
     assert notes() == ["book Oslo", "pay", *undone]
 
 
-@scenario
 async def test_a_once_step_under_way_is_waited_for_and_undone(machine: Machine) -> None:
     gate = Gate()
 
@@ -446,8 +334,7 @@ async def test_a_once_step_under_way_is_waited_for_and_undone(machine: Machine) 
     async def buy() -> str:
         return await pay()
 
-    app = await machine.boot()
-    await app.start(buy, id="r")
+    app, _ = await machine.start(buy, id="r")
     await gate.reached.wait()
     await app.rollback("r")
     await machine.until(lambda: "rollback_requested" in machine.kinds("r"))
@@ -457,8 +344,7 @@ async def test_a_once_step_under_way_is_waited_for_and_undone(machine: Machine) 
     assert notes() == ["refund receipt"]
 
 
-# -- what nothing undoes -----------------------------------------------------------------------------------------------
-@scenario
+# -- what nothing undoes ----------------------------------------------------------------------------------------------
 async def test_a_finished_once_effect_without_a_compensation_refuses_a_rollback_unless_it_is_allowed(
     machine: Machine,
 ) -> None:
@@ -476,11 +362,9 @@ async def test_a_finished_once_effect_without_a_compensation_refuses_a_rollback_
     assert machine.bodies("r", "rollback_requested")[0].uncompensated
 
 
-@scenario
 async def test_a_begun_once_effect_without_a_compensation_refuses_a_rollback_too(machine: Machine) -> None:
     GATES["Wien"] = Gate()
-    app = await machine.boot()
-    await app.start(rollback_trip, "mail", id="r")
+    app, _ = await machine.start(rollback_trip, "mail", id="r")
     await GATES["Wien"].reached.wait()
     with pytest.raises(Uncompensated):
         await app.rollback("r")
@@ -490,7 +374,6 @@ async def test_a_begun_once_effect_without_a_compensation_refuses_a_rollback_too
     assert notes() == [*BOOKED, "mail Wien", *UNBOOKED]
 
 
-@scenario
 async def test_an_effect_that_happens_between_the_question_and_the_rollback_holds_the_run(machine: Machine) -> None:
     """The command sees nothing that would stay; when the request arrives, a mail is on its way."""
     GATES["Wien"], GATES["Rome"] = Gate(), Gate()
@@ -522,7 +405,6 @@ async def test_an_effect_that_happens_between_the_question_and_the_rollback_hold
     assert notes() == [*BOOKED, "mail Wien", *UNBOOKED]
 
 
-@scenario
 async def test_effects_of_child_runs_refuse_a_rollback_and_are_rolled_back_by_themselves(machine: Machine) -> None:
     @step(effect="once", compensate=lambda outcome: NOTES.append("child's own"))
     async def pay() -> str:
@@ -552,257 +434,3 @@ async def test_effects_of_child_runs_refuse_a_rollback_and_are_rolled_back_by_th
     await app.rollback("r")
     await rolled_back(machine, app)
     assert notes() == ["book Oslo", "child's own", "unbook Oslo"]
-
-
-# -- holds -------------------------------------------------------------------------------------------------------------
-@scenario
-async def test_a_held_run_is_rolled_back_by_the_verb_and_by_the_resolution(machine: Machine) -> None:
-    for name, verb in (("a", "rollback"), ("b", "resolve")):
-        NOTES.clear()
-        app = await machine.boot()
-        await app.start(rollback_trip, id=name)
-        await machine.until_status(name, "waiting")
-        await app.hold(name)
-        if verb == "rollback":
-            await app.rollback(name, "why not", by="ann")
-        else:
-            await app.resolve(name, "rollback", note="why not", by="ann")
-        await rolled_back(machine, app, name)
-        assert notes() == BOOKED + UNBOOKED
-        (resolved,) = machine.bodies(name, "run_resolved")
-        assert (resolved.resolution, resolved.note, resolved.by) == ("rollback", "why not", "ann")
-
-
-@scenario
-async def test_a_run_whose_step_is_exhausted_is_rolled_back(machine: Machine) -> None:
-    @step(retry=Retry(attempts=1, then="hold"), compensate=unbook)
-    async def full(city: str) -> str:
-        raise ConnectionError(city)
-
-    @workflow
-    async def tour() -> None:
-        await book("Oslo")
-        await full("Rome")
-
-    app = await machine.boot()
-    run = await app.start(tour, id="r")
-    with pytest.raises(RunHeld):
-        await run.result(timeout=60)
-    await app.resolve("r", "rollback")
-    await rolled_back(machine, app)
-    assert notes() == ["book Oslo", "unbook Oslo"], "what failed is not undone"
-
-
-@scenario
-async def test_a_run_that_is_stuck_or_drifted_is_rolled_back(machine: Machine) -> None:
-    world = {"schema": 1}
-
-    @workflow
-    async def stuck() -> None:
-        await book("Oslo")
-        await asyncio.Event().wait()
-
-    @workflow
-    async def drifts() -> None:
-        await everstep.expect(everstep.witness.value("schema", lambda: world["schema"]))
-        await book("Oslo")
-        await everstep.receive("word", str)
-
-    first = await machine.boot()
-    with pytest.raises(RunHeld):
-        await first.run(stuck, id="stuck")
-    await first.start(drifts, id="drift")
-    await machine.until_status("drift", "waiting")
-    await machine.kill(first)
-    world["schema"] = 2
-    app = await machine.boot()
-    await app.start(drifts, id="drift")
-    await machine.until_status("drift", "held")
-    for run in ("stuck", "drift"):
-        assert machine.hold(run).reason == run
-        NOTES.clear()
-        await app.resolve(run, "rollback")
-        await rolled_back(machine, app, run)
-        assert notes() == ["unbook Oslo"]
-
-
-@scenario
-async def test_code_that_spins_offers_no_rollback_for_it_would_spin_again(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @workflow
-    async def spins() -> None:
-        await book("Oslo")
-        while True:
-            await asyncio.sleep(0)
-
-    app = await machine.boot()
-    monkeypatch.setattr(loop, "TURNS_MAX", 1000)
-    run = await app.start(spins, id="r")
-    with pytest.raises(RunHeld):
-        await run.result(timeout=60)
-    assert machine.hold("r").resolutions == ["retry", "cancel"]
-
-
-@scenario
-async def test_a_run_whose_code_diverged_is_rolled_back_when_the_right_code_is_there(machine: Machine) -> None:
-    def version(city: str) -> Any:
-        @workflow(name="rollback_versioned")
-        async def versioned() -> str:
-            return await book(city) + await look(city) if city == "Oslo" else await look(city)
-
-        return versioned
-
-    app = await machine.boot()
-    await app.run(version("Oslo"), id="r")
-    version("Rome")
-    await app.rollback("r")
-    await machine.until_status("r", "held")
-    hold = machine.hold("r")
-    assert (hold.reason, "rollback" in hold.resolutions) == ("diverged", False)
-    with pytest.raises(HoldConflict):
-        await app.rollback("r")
-    assert notes() == ["book Oslo", "look Oslo"]
-    version("Oslo")
-    await app.retry_diverged("r")
-    await rolled_back(machine, app)
-    assert notes() == ["book Oslo", "look Oslo", "unbook Oslo"]
-
-
-# -- races -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("last", ["return", "raise", "mail"])
-@scenario
-async def test_a_rollback_that_meets_the_end_takes_effect(machine: Machine, last: str) -> None:
-    """The code has finished and its end is refused, because the request came first."""
-    GATES["Rome"] = Gate()
-
-    @workflow
-    async def short(last: str) -> str:
-        await book("Oslo")
-        await book("Rome")
-        if last == "raise":
-            raise ValueError
-        return "home"
-
-    owner, stranger = await machine.boot(), await machine.boot()
-    await owner.start(short, last, id="r")
-    await GATES["Rome"].reached.wait()
-    freeze(owner)  # so that it does not see the request before its end is refused
-    await stranger.rollback("r", allow_uncompensated=last == "mail")
-    GATES["Rome"].opened.set()
-    if last == "raise":  # what it did is being undone already, and it has failed
-        with pytest.raises(ValueError):
-            await owner.get("r").result(timeout=60)
-        sound(machine)
-    else:
-        await rolled_back(machine, owner)
-    assert notes() == BOOKED + UNBOOKED
-    assert [one.state for one in machine.store.signals("r")] == ["consumed"]
-
-
-@scenario
-async def test_what_is_rolled_back_cannot_be_rolled_back_or_retried_again(machine: Machine) -> None:
-    gate = Gate()
-
-    async def undo_slowly(outcome: str) -> None:
-        await gate.wait()
-        NOTES.append("undone")
-
-    @step(compensate=undo_slowly)
-    async def do() -> str:
-        return "x"
-
-    @workflow
-    async def flow() -> str:
-        return await do()
-
-    app = await machine.boot()
-    await app.run(flow, id="r")
-    await app.rollback("r")
-    await gate.reached.wait()
-    with pytest.raises(CompensationBegun, match="being undone"):
-        await app.rollback("r")
-    with pytest.raises(RunActive):
-        await app.retry("r")
-    gate.opened.set()
-    await rolled_back(machine, app)
-    with pytest.raises(CompensationBegun, match="has been undone"):
-        await app.rollback("r")
-    with pytest.raises(RunEnded):
-        await app.cancel("r")
-    assert notes() == ["undone"]
-
-
-@scenario
-async def test_two_rollbacks_at_once_are_one(machine: Machine) -> None:
-    one, other = await machine.boot(), await machine.boot()
-    await one.start(rollback_trip, id="r")
-    await machine.until_status("r", "waiting")
-    await asyncio.gather(one.rollback("r"), other.rollback("r"), return_exceptions=True)
-    await rolled_back(machine, one)
-    assert notes() == BOOKED + UNBOOKED
-    assert machine.kinds("r").count("rollback_requested") == 1
-
-
-@scenario
-async def test_a_cancel_now_does_not_swallow_a_rollback_that_waits_in_the_inbox(machine: Machine) -> None:
-    """They are taken in the order of their arrival; what the cancel leaves, a later rollback undoes."""
-    first = await machine.boot()
-    await first.start(rollback_trip, id="r")
-    await machine.until_status("r", "waiting")
-    await machine.kill(first)
-    stranger = await machine.boot()
-    await runs.rollback(stranger, "r", "", by="", uncompensated=False)
-    await stranger.cancel("r", now=True)
-    assert machine.status("r") == "waiting"
-    app = await machine.worker()
-    await machine.until_status("r", "cancelled")
-    assert machine.kinds("r").index("rollback_requested") < machine.kinds("r").index("cancel_requested")
-    assert notes() == [*BOOKED, "unbook Rome"], "what was under way is settled, and no more"
-    await app.rollback("r")
-    await rolled_back(machine, app)
-    assert notes() == BOOKED + UNBOOKED
-
-
-@scenario
-async def test_a_rollback_after_a_cancel_takes_the_cancel_s_place(machine: Machine) -> None:
-    GATES["Wien"] = Gate()
-    app = await machine.boot()
-    await app.start(rollback_trip, "book", id="r")
-    await GATES["Wien"].reached.wait()
-    await app.cancel("r", now=True)
-    await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
-    await app.rollback("r")
-    await machine.until(lambda: "rollback_requested" in machine.kinds("r"))
-    GATES["Wien"].opened.set()
-    await rolled_back(machine, app)
-    assert notes() == [*BOOKED, "book Wien", "unbook Wien", *UNBOOKED]
-
-
-@scenario
-async def test_children_are_asked_to_stop_and_an_ended_child_is_left_alone(machine: Machine) -> None:
-    @workflow
-    async def waits() -> None:
-        await everstep.receive("never", str)
-
-    @workflow(on_parent_end="wait")
-    async def awaited() -> None:
-        await everstep.receive("never", str)
-
-    @workflow
-    async def parent() -> None:
-        await everstep.start(waits, id="child")
-        await everstep.start(awaited, id="awaited")
-        await book("Oslo")
-        await everstep.receive("never", str)
-
-    app = await machine.boot()
-    await app.start(parent, id="r")
-    await machine.until_status("r", "waiting")
-    await machine.until_status("child", "waiting")
-    await machine.until_status("awaited", "waiting")
-    await app.rollback("r")
-    await rolled_back(machine, app)
-    await machine.until_status("child", "cancelled")
-    await machine.until_status("awaited", "cancelled")
-    sound(machine)

@@ -8,26 +8,9 @@ import everstep
 from everstep import STORE, NotDone, step, transaction, workflow
 from everstep.engine.history.restored import mark_restored
 from everstep.errors import Misuse, RunCancelled, RunHeld, Uncompensated
-from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-    GATES.clear()
-
-
-async def pass_gate(name: str) -> None:
-    if name in GATES:
-        await GATES[name].wait()
-
-
-def judged(machine: Machine) -> None:
-    assert check(export_histories(machine.store)) == []
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.judging import killed_at, sound
+from tests.worlds.ledger import GATES, NOTES, pass_gate
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -70,22 +53,9 @@ async def cards(days: int) -> int:
     return sent
 
 
-async def killed_at(machine: Machine, gate: str, code: Any, *args: Any) -> None:
-    """Start a run and kill its process while a body stands at a gate."""
-    GATES[gate] = Gate()
-    app = await machine.boot()
-    await app.start(code, *args, id="r")
-    await GATES[gate].reached.wait()
-    await machine.until(lambda: all(one.writer.all_is_durable for one in app.drivers.values()))
-    await machine.kill(app)
-    GATES.clear()
-    NOTES.clear()
-
-
 UNDONE = [f"unbook b{day}" for day in reversed(range(6))]
 
 
-@scenario
 async def test_a_loop_that_fails_after_a_crash_undoes_all_its_turns_in_reverse(machine: Machine) -> None:
     await killed_at(machine, "book 5", tour, 6, True)
     assert machine.kinds("r").count("checkpoint_taken") > 3
@@ -93,10 +63,9 @@ async def test_a_loop_that_fails_after_a_crash_undoes_all_its_turns_in_reverse(m
     with pytest.raises(LookupError, match="no way back"):
         await app.get("r").result(timeout=60)
     assert ["book 5", *UNDONE] == NOTES, "no turn is done again, and none is left out"
-    judged(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_loop_that_is_killed_while_it_is_undone_undoes_the_rest(machine: Machine) -> None:
     await killed_at(machine, "book 5", tour, 6, True)
     app = await machine.worker()
@@ -106,10 +75,9 @@ async def test_a_loop_that_is_killed_while_it_is_undone_undoes_the_rest(machine:
     with pytest.raises(LookupError):
         await again.get("r").result(timeout=60)
     assert list(dict.fromkeys(NOTES)) == ["book 5", *UNDONE]
-    judged(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_loop_that_crashed_is_rolled_back_whole(machine: Machine) -> None:
     await killed_at(machine, "book 5", tour, 6, False)
     GATES["book 5"] = Gate()
@@ -120,13 +88,11 @@ async def test_a_loop_that_crashed_is_rolled_back_whole(machine: Machine) -> Non
     with pytest.raises(RunCancelled):
         await app.get("r").result(timeout=60)
     assert NOTES in (["book 5", *UNDONE], UNDONE[1:]), "the one under way is settled first"
-    judged(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_loop_that_has_ended_is_rolled_back_whole_by_another_process(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(tour, 6, False, id="r")
+    app, run = await machine.start(tour, 6, False, id="r")
     assert len(await run.result(timeout=60)) == 6
     await machine.stop(app)
     NOTES.clear()
@@ -135,10 +101,9 @@ async def test_a_loop_that_has_ended_is_rolled_back_whole_by_another_process(mac
     with pytest.raises(RunCancelled):
         await other.get("r").result(timeout=60)
     assert NOTES == UNDONE
-    judged(machine)
+    sound(machine)
 
 
-@scenario
 async def test_after_a_checkpoint_it_is_still_known_what_nothing_undoes(machine: Machine) -> None:
     await killed_at(machine, "card 30", cards, 31)
     app = await machine.worker()
@@ -171,10 +136,8 @@ async def paying(invoice: str, fails: bool) -> str:
     return receipt
 
 
-@scenario
 async def test_a_completed_compensation_frees_the_key_of_its_step(machine: Machine) -> None:
-    app = await machine.boot()
-    failed = await app.start(paying, "i1", True, id="a")
+    app, failed = await machine.start(paying, "i1", True, id="a")
     with pytest.raises(LookupError):
         await failed.result(timeout=60)
     row = machine.store.effect("pay:i1")
@@ -185,10 +148,9 @@ async def test_a_completed_compensation_frees_the_key_of_its_step(machine: Machi
     first, undone, again = NOTES
     assert undone == "refund paid i1"
     assert first != again, "it is another action to its receiver"
-    judged(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_person_who_says_that_a_compensation_is_done_frees_the_key_too(machine: Machine) -> None:
     @step(effect="once")
     async def give_back(receipt: str, invoice: str) -> None:
@@ -203,8 +165,7 @@ async def test_a_person_who_says_that_a_compensation_is_done_frees_the_key_too(m
         await buy(invoice)
         raise LookupError("out of stock")
 
-    app = await machine.boot()
-    run = await app.start(buying, "i1", id="a")
+    app, run = await machine.start(buying, "i1", id="a")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     assert machine.store.effect("buy:i1").state == "undoing"  # type: ignore[union-attr]
@@ -212,13 +173,11 @@ async def test_a_person_who_says_that_a_compensation_is_done_frees_the_key_too(m
     with pytest.raises(LookupError):
         await app.get("a").result(timeout=60)
     assert machine.store.effect("buy:i1").state == "free"  # type: ignore[union-attr]
-    judged(machine)
+    sound(machine)
 
 
-@scenario
 async def test_whoever_shares_an_outcome_does_not_undo_it(machine: Machine) -> None:
-    app = await machine.boot()
-    owner = await app.start(paying, "i1", False, id="a")
+    app, owner = await machine.start(paying, "i1", False, id="a")
     assert await owner.result(timeout=60) == "paid i1"
     sharer = await app.start(paying, "i1", True, id="b")
     with pytest.raises(LookupError):
@@ -226,7 +185,7 @@ async def test_whoever_shares_an_outcome_does_not_undo_it(machine: Machine) -> N
     assert machine.kinds("b", "step_shared") == ["step_shared"]
     assert not any(one.startswith("refund") for one in NOTES), "it is the owner's to undo"
     assert machine.store.effect("pay:i1").state == "done"  # type: ignore[union-attr]
-    judged(machine)
+    sound(machine)
 
 
 # -- atomic steps ------------------------------------------------------------------------------------------------------
@@ -242,7 +201,6 @@ def take(connection: Any, item: str) -> str:
 
 
 @pytest.mark.parametrize("place", ["store", "file"])
-@scenario
 async def test_an_atomic_step_is_undone_by_an_atomic_step(machine: Machine, place: str) -> None:
     database: Any = STORE if place == "store" else machine.path.parent / "shop.db"
     taking: Any = transaction(database, name="take", compensate=transaction(database, name="give")(give))(take)
@@ -252,13 +210,12 @@ async def test_an_atomic_step_is_undone_by_an_atomic_step(machine: Machine, plac
         taking(item)
         raise LookupError("no lorry")
 
-    app = await machine.boot()
-    run = await app.start(stocking, "nails", id="r")
+    _, run = await machine.start(stocking, "nails", id="r")
     with pytest.raises(LookupError, match="no lorry"):
         await run.result(timeout=60)
     assert NOTES == ["give taken nails"]
     assert machine.kinds("r")[-4:] == ["compensation_started", "step_started", "step_completed", "run_failed"]
-    judged(machine)
+    sound(machine)
 
 
 def test_a_compensation_of_an_atomic_step_that_does_not_take_its_arguments_is_refused_when_declared() -> None:
@@ -302,12 +259,10 @@ async def sending(probed: bool) -> None:
 
 
 @pytest.mark.parametrize("probed", [False, True])
-@scenario
 async def test_after_a_restore_a_compensation_that_must_not_happen_twice_is_asked_about(
     machine: Machine, probed: bool
 ) -> None:
-    app = await machine.boot()
-    await app.start(sending, probed, id="r")
+    app, _ = await machine.start(sending, probed, id="r")
     await machine.rest(app)
     await machine.stop(app)
     mark_restored(machine.store)
@@ -326,15 +281,13 @@ async def test_after_a_restore_a_compensation_that_must_not_happen_twice_is_aske
     with pytest.raises(LookupError):
         await worker.get("r").result(timeout=60)
     assert NOTES == ["recall p1"]
-    judged(machine)
+    sound(machine)
 
 
 @pytest.mark.parametrize("how", ["restored", "repaired"])
-@scenario
 async def test_a_rollback_does_not_pass_over_what_is_lost_without_a_word(machine: Machine, how: str) -> None:
     """What the run did in the lost part is not in its history, so nothing would undo it."""
-    app = await machine.boot()
-    await app.start(sending, False, id="r")
+    app, _ = await machine.start(sending, False, id="r")
     await machine.rest(app)
     if how == "repaired":
         await machine.stop(app)
@@ -359,4 +312,4 @@ async def test_a_rollback_does_not_pass_over_what_is_lost_without_a_word(machine
     await app.resolve("r", "not-done")
     await machine.until_status("r", "cancelled")
     assert NOTES == ["recall p1"]
-    judged(machine)
+    sound(machine)

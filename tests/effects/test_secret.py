@@ -17,7 +17,7 @@ from everstep.errors import RunHeld
 from everstep.stores.protocol import HoldRow
 from tests.effects.secretive import FAILING, doubtful, losing_token, parent_of_losing_token, read_token, secretive
 from tests.effects.shown import MARK, everything_shown, shown_to_programs
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +25,10 @@ def nothing_fails() -> None:
     FAILING.clear()
 
 
-@scenario
 async def test_the_outcome_of_a_secret_step_is_never_shown(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     FAILING.add("once")
-    app = await machine.boot()
-    run = await app.start(secretive, id="r")
+    app, run = await machine.start(secretive, id="r")
     await machine.until(lambda: "signal_awaited" in machine.kinds("r"))
     await machine.rest(app)
     assert {"heartbeat", "attempt_failed", "step_completed"} <= set(machine.kinds("r"))
@@ -43,10 +41,8 @@ async def test_the_outcome_of_a_secret_step_is_never_shown(machine: Machine, cap
     assert await run.result(timeout=60) == len(f"token {MARK}"), "and the code has it"
 
 
-@scenario
 async def test_after_a_crash_the_code_has_it_again(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(secretive, id="r")
+    app, _ = await machine.start(secretive, id="r")
     await machine.rest(app)
     await machine.kill(app)
     worker = await machine.worker()
@@ -55,7 +51,6 @@ async def test_after_a_crash_the_code_has_it_again(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("flow", [losing_token, parent_of_losing_token])
-@scenario
 async def test_an_error_of_a_secret_step_is_shown_by_its_type_only_wherever_it_goes(
     machine: Machine, flow: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -73,7 +68,6 @@ async def test_an_error_of_a_secret_step_is_shown_by_its_type_only_wherever_it_g
     assert MARK not in caplog.text
 
 
-@scenario
 async def test_a_hold_about_a_secret_step_does_not_show_it(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     held: list[HoldRow] = []
@@ -93,7 +87,6 @@ async def test_a_hold_about_a_secret_step_does_not_show_it(machine: Machine, cap
     assert "step_completed" in without_result
 
 
-@scenario
 async def test_changed_arguments_of_a_secret_step_are_not_shown(machine: Machine) -> None:
     hint = ["first"]
 
@@ -103,8 +96,7 @@ async def test_changed_arguments_of_a_secret_step_are_not_shown(machine: Machine
         await everstep.receive("go", bool)
         return token[:1]
 
-    app = await machine.boot()
-    await app.start(changing, id="r")
+    app, _ = await machine.start(changing, id="r")
     await machine.rest(app)
     await machine.kill(app)
     hint[0] = "second"

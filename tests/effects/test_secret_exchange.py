@@ -9,7 +9,7 @@ import everstep
 from everstep import step, workflow
 from everstep.cli import main
 from tests.effects.shown import MARK, everything_shown, shown_to_programs
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 
 @step(effect="read", secret=True)
@@ -37,10 +37,8 @@ async def exchange() -> int:
     return 1
 
 
-@scenario
 async def test_what_a_secret_step_streams_and_refuses_with_is_never_shown(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(exchange, id="r")
+    app, run = await machine.start(exchange, id="r")
     with pytest.raises(ValueError, match=MARK):
         await run.ask("do", 0)
     await run.result()

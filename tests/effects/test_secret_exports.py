@@ -21,7 +21,7 @@ from tests.effects.secretive import FAILING, losing_token, parent_of_losing_toke
 from tests.effects.shown import MARK, everything_shown, shown_to_programs
 from tests.effects.test_secret_exchange import exchange
 from tests.effects.test_secret_meets import failing_in_a_group, making, saga_of, take_back_step
-from tests.engine.resume_helpers import Gate, Machine, declared, scenario
+from tests.engine.resume_helpers import Gate, Machine, declared
 
 LARGE = 1_000
 
@@ -134,7 +134,6 @@ FLOWS: list[tuple[Any, tuple[Any, ...], bool]] = [
 
 
 @pytest.mark.parametrize(("flow", "args", "fails"), FLOWS)
-@scenario
 async def test_an_export_has_no_secrets_unless_told_so_and_is_still_sound(
     machine: Machine, flow: Any, args: tuple[Any, ...], fails: bool
 ) -> None:
@@ -169,7 +168,6 @@ async def test_an_export_has_no_secrets_unless_told_so_and_is_still_sound(
         await other.shut()
 
 
-@scenario
 async def test_what_was_left_out_is_never_computed_again(machine: Machine) -> None:
     CALLS.clear()
     FAILING.add("yes")
@@ -198,7 +196,6 @@ async def test_what_was_left_out_is_never_computed_again(machine: Machine) -> No
         await other.shut()
 
 
-@scenario
 async def test_a_key_whose_secret_outcome_was_left_out_is_not_free(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     await app.run(making, 7, id="owner")
@@ -213,7 +210,6 @@ async def test_a_key_whose_secret_outcome_was_left_out_is_not_free(machine: Mach
         await other.shut()
 
 
-@scenario
 async def test_a_run_that_is_to_go_on_elsewhere_needs_its_secrets(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     run = await app.start(secretive, id="r")
@@ -245,7 +241,6 @@ async def test_a_run_that_is_to_go_on_elsewhere_needs_its_secrets(machine: Machi
     del run
 
 
-@scenario
 async def test_streams_and_refusals_of_secret_steps_are_left_out(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     run = await app.start(exchange, id="r")
@@ -270,7 +265,6 @@ async def test_streams_and_refusals_of_secret_steps_are_left_out(machine: Machin
         await other.shut()
 
 
-@scenario
 async def test_a_compensation_is_exported_without_what_it_was_given(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     with pytest.raises(KeyError):
@@ -287,7 +281,6 @@ async def test_a_compensation_is_exported_without_what_it_was_given(machine: Mac
         await other.shut()
 
 
-@scenario
 async def test_an_event_whose_secret_is_gone_from_a_run_that_goes_on_is_damage(machine: Machine) -> None:
     """The mark of what was left out is no way to keep a run from being noticed as damaged."""
     from everstep.model.secrets import without_secrets
@@ -343,7 +336,6 @@ async def losing_what_it_reads(hint: str) -> None:
     ("flow", "last"),
     [(approving, "approval_asked"), (working, "step_started"), (waiting_to_retry, "attempt_failed")],
 )
-@scenario
 async def test_a_run_that_has_not_ended_is_exported_whatever_secret_its_newest_event_has(
     machine: Machine, flow: Any, last: str
 ) -> None:
@@ -378,7 +370,6 @@ async def sharing_parent(waits: bool) -> str:
 
 
 @pytest.mark.parametrize("how", ["noted by the parent", "told and not yet taken", "before a retry"])
-@scenario
 async def test_the_secret_error_of_a_child_that_is_not_in_the_file_is_not_in_it(machine: Machine, how: str) -> None:
     FAILING.add("always")
     app = await machine.boot(clock=None)

@@ -15,7 +15,7 @@ from everstep.cli import main
 from everstep.errors import RunHeld
 from everstep.stores.protocol import HoldRow
 from tests.effects.shown import MARK, everything_shown, shown_to_programs
-from tests.engine.resume_helpers import Gate, Machine, declared, scenario
+from tests.engine.resume_helpers import Gate, Machine, declared
 from tests.waiting import open_sqlite
 
 GATES: list[Gate] = []
@@ -53,15 +53,13 @@ def keys_shown(path: Path) -> str:
     return "".join(runner.invoke(main, ["effects", *more]).output for more in ([], ["--json"]))
 
 
-@scenario
 async def test_an_outcome_that_is_shared_under_a_key_is_shown_to_nobody(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor to whoever declares the same step without the word."""
     caplog.set_level(logging.DEBUG)
     GATES.append(Gate())
-    app = await machine.boot()
-    owner = await app.start(making, 7, id="owner")
+    app, owner = await machine.start(making, 7, id="owner")
     await machine.until(lambda: "step_started" in machine.kinds("owner"))
     waiting = await app.start(making, 7, id="waiting")
     await machine.until(lambda: "key_taken" in machine.kinds("waiting"))
@@ -82,11 +80,9 @@ async def test_an_outcome_that_is_shared_under_a_key_is_shown_to_nobody(
     assert shared.secret, "what is shared is as secret as it was where it was made"
 
 
-@scenario
 async def test_an_outcome_under_a_key_that_a_person_gives_is_as_secret_as_the_step(machine: Machine) -> None:
     GATES.append(Gate())
-    app = await machine.boot()
-    await app.start(making, 7, id="owner")
+    app, _ = await machine.start(making, 7, id="owner")
     await machine.until(lambda: "step_started" in machine.kinds("owner"))
     await machine.kill(app)
     worker = await machine.worker()
@@ -125,7 +121,6 @@ def saga_of(compensation: Any) -> Any:
 
 
 @pytest.mark.parametrize("compensation", [take_back, take_back_step])
-@scenario
 async def test_the_compensation_of_a_secret_step_is_secret_as_well(
     machine: Machine, compensation: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,7 +138,6 @@ async def test_the_compensation_of_a_secret_step_is_secret_as_well(
     assert "KeyError" in shown
 
 
-@scenario
 async def test_a_compensation_of_a_secret_step_that_fails_is_held_without_showing_it(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,7 +161,6 @@ async def test_a_compensation_of_a_secret_step_that_fails_is_held_without_showin
 
 
 # -- atomic steps ------------------------------------------------------------------------------------------------------
-@scenario
 async def test_the_outcome_of_a_secret_atomic_step_is_never_shown(machine: Machine) -> None:
     where = machine.path.with_name("vault.db")
     with open_sqlite(where) as connection:
@@ -212,7 +205,6 @@ async def failing_in_a_group(secret_first: bool) -> None:
 
 
 @pytest.mark.parametrize("secret_first", [True, False])
-@scenario
 async def test_a_group_of_errors_with_a_secret_one_is_secret(machine: Machine, secret_first: bool) -> None:
     app = await machine.boot()
     with pytest.raises(ExceptionGroup):

@@ -9,7 +9,7 @@ import pytest
 from everstep import Done, NotDone, step, workflow
 from everstep.engine.run.doubts import question_seconds
 from everstep.errors import RunHeld
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 
 class Slow:
@@ -66,11 +66,9 @@ def test_a_question_takes_a_minute_at_most(probe_for: float, seconds: float) -> 
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async"])
-@scenario
 async def test_a_probe_that_does_not_answer_in_time_does_not_know(machine: Machine, is_async: bool) -> None:
     slow = Slow(is_async=is_async)
-    app = await machine.boot()
-    run = await app.start(slow.flow, id="r")
+    app, run = await machine.start(slow.flow, id="r")
     await until_asked(machine, slow, 1)
     machine.clock.advance(59)
     await asyncio.sleep(0.05)
@@ -88,11 +86,9 @@ async def test_a_probe_that_does_not_answer_in_time_does_not_know(machine: Machi
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async, and it does not let itself be cancelled"])
-@scenario
 async def test_while_a_question_hangs_nobody_is_asked_another_one(machine: Machine, is_async: bool) -> None:
     slow = Slow(is_async=is_async, stubborn=True, probe_for=200.0)
-    app = await machine.boot()
-    run = await app.start(slow.flow, id="r")
+    app, run = await machine.start(slow.flow, id="r")
     await until_asked(machine, slow, 1)
     machine.clock.advance(60)
     await until_answered(machine, 1)
@@ -118,12 +114,10 @@ async def test_while_a_question_hangs_nobody_is_asked_another_one(machine: Machi
     assert slow.asked == 2
 
 
-@scenario
 async def test_an_answer_that_comes_late_is_not_taken_for_that_to_a_later_question(machine: Machine) -> None:
     """Its first question is given up and forgotten; the run is taken up anew and asked again."""
     slow = Slow(is_async=True, stubborn=True, answers=[NotDone(), Done("found")])
-    app = await machine.boot()
-    await app.start(slow.flow, id="r")
+    app, _ = await machine.start(slow.flow, id="r")
     await until_asked(machine, slow, 1)
     machine.clock.advance(60)
     await until_answered(machine, 1)
@@ -135,11 +129,9 @@ async def test_an_answer_that_comes_late_is_not_taken_for_that_to_a_later_questi
     assert (slow.asked, slow.paid) == (2, 1)
 
 
-@scenario
 async def test_probe_for_zero_means_one_question_of_ten_seconds(machine: Machine) -> None:
     slow = Slow(is_async=True, probe_for=0.0)
-    app = await machine.boot()
-    run = await app.start(slow.flow, id="r")
+    _, run = await machine.start(slow.flow, id="r")
     await until_asked(machine, slow, 1)
     machine.clock.advance(10)
     with pytest.raises(RunHeld, match="after 0 s"):
@@ -147,11 +139,9 @@ async def test_probe_for_zero_means_one_question_of_ten_seconds(machine: Machine
     assert (slow.asked, slow.cancelled) == (1, 1)
 
 
-@scenario
 async def test_closing_while_a_probe_hangs_gives_the_run_back_in_doubt(machine: Machine) -> None:
     slow = Slow(is_async=True)
-    app = await machine.boot()
-    await app.start(slow.flow, id="r")
+    app, _ = await machine.start(slow.flow, id="r")
     await until_asked(machine, slow, 1)
     await machine.stop(app)
     assert machine.kinds("r", "probe_answered") == []

@@ -1,7 +1,4 @@
-"""A `once` step is not begun again while its last attempt, or anything that it started, still acts.
-
-Closing an app, losing a worker's row, and deleting the file of liveness locks prove nothing about that.
-"""
+"""What a body left behind and still acts: nothing is begun beside it."""
 
 import asyncio
 import functools
@@ -21,10 +18,7 @@ import pytest
 import everstep
 from everstep import Done, Fatal, NotDone, Retry, step, workflow
 from everstep.engine.process import host
-from everstep.stores import processes
-from everstep.stores.sqlite import SqliteStore
-from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine, scenario
-from tests.waiting import wait_until
+from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine
 
 WAYS = ["to_thread", "def", "executor", "pool", "thread", "thread in a thread", "threadsafe", "task", "shielded"]
 
@@ -130,11 +124,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "def"])
-@scenario
 async def test_what_a_failed_body_left_behind_is_waited_for(machine: Machine, way: str) -> None:
     bank = Bank()
-    app = await machine.boot()
-    run = await app.start(bank.flow(way, "lost"), id="r")
+    app, run = await machine.start(bank.flow(way, "lost"), id="r")
     await machine.until(lambda: "probe_answered" in machine.kinds("r"))
     bank.gate.set()
     await machine.until(lambda: bool(bank.sent))
@@ -197,11 +189,9 @@ async def a_while(machine: Machine) -> None:
 
 @pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize("way", LEFT)
-@scenario
 async def test_what_a_body_says_while_something_of_it_acts_is_not_certain(machine: Machine, way: str, how: str) -> None:
     given = Given(bank := Bank(), NotDone("try again"), way=way)
-    app = await machine.boot()
-    run = await app.start(given.flow(**FAILURES[how]), id="r")
+    _, run = await machine.start(given.flow(**FAILURES[how]), id="r")
     await machine.until(lambda: given.raised)
     await a_while(machine)
     assert machine.kinds("r")[-1] == "step_started", "nothing is known yet"
@@ -211,7 +201,6 @@ async def test_what_a_body_says_while_something_of_it_acts_is_not_certain(machin
     assert (given.paid, len(bank.sent)) == (0, 1)
 
 
-@scenario
 async def test_one_of_several_that_was_refused_says_nothing_of_the_others(machine: Machine) -> None:
     """`gather` raises at the first error, and lets the others go on."""
     bank = Bank()
@@ -228,8 +217,7 @@ async def test_one_of_several_that_was_refused_says_nothing_of_the_others(machin
     async def pays() -> None:
         await pay()
 
-    app = await machine.boot()
-    await app.start(pays, id="r")
+    app, _ = await machine.start(pays, id="r")
     await bank.begins()
     bank.gate.set()
     await machine.until(lambda: machine.status("r") == "held" or machine.clock.advance(1))
@@ -238,11 +226,9 @@ async def test_one_of_several_that_was_refused_says_nothing_of_the_others(machin
     assert len(bank.sent) == 1
 
 
-@scenario
 async def test_a_step_that_has_failed_for_good_fails_when_all_of_it_has_ended(machine: Machine) -> None:
     given = Given(bank := Bank(), Fatal("never"))
-    app = await machine.boot()
-    run = await app.start(given.flow(), id="r")
+    app, run = await machine.start(given.flow(), id="r")
     await machine.until(lambda: given.raised)
     await a_while(machine)
     assert machine.kinds("r")[-1] == "step_started"
@@ -254,7 +240,6 @@ async def test_a_step_that_has_failed_for_good_fails_when_all_of_it_has_ended(ma
     assert await run.result(timeout=PATIENCE_SECONDS) == "paid"
 
 
-@scenario
 async def test_a_key_is_free_when_nothing_acts_under_it_any_more(machine: Machine) -> None:
     given = Given(bank := Bank(), Fatal("never"))
     app = await machine.boot()
@@ -269,12 +254,10 @@ async def test_a_key_is_free_when_nothing_acts_under_it_any_more(machine: Machin
     assert await second.result() == "paid"
 
 
-@scenario
 async def test_also_after_a_doubt_the_next_attempt_waits_for_what_the_last_one_left_behind(machine: Machine) -> None:
     given = Given(bank := Bank(), OSError("the answer was lost"), failures=2)
     bank.probe = lambda key: NotDone()  # type: ignore[method-assign]
-    app = await machine.boot()
-    run = await app.start(given.flow(retry=Retry(attempts=3, first=0.1)), id="r")
+    _, run = await machine.start(given.flow(retry=Retry(attempts=3, first=0.1)), id="r")
     await machine.until(lambda: given.raised == 1)
     given.error, given.bank = NotDone("try again"), (second := Bank())
     bank.gate.set()
@@ -286,12 +269,10 @@ async def test_also_after_a_doubt_the_next_attempt_waits_for_what_the_last_one_l
     assert await run.result() == "paid"
 
 
-@scenario
 async def test_what_never_ends_is_asked_about_in_the_end(machine: Machine) -> None:
     given = Given(bank := Bank(), NotDone("try again"))
     bank.probe = lambda key: NotDone()  # type: ignore[method-assign]
-    app = await machine.boot()
-    await app.start(given.flow(probe_for=5), id="r")
+    app, _ = await machine.start(given.flow(probe_for=5), id="r")
     await machine.until(lambda: machine.status("r") == "held" or machine.clock.advance(1))
     (hold,) = await app.holds()
     assert hold.reason == "in-doubt"
@@ -301,11 +282,9 @@ async def test_what_never_ends_is_asked_about_in_the_end(machine: Machine) -> No
 
 
 @pytest.mark.usefixtures("impatient")
-@scenario
 async def test_a_certain_failure_that_an_app_left_unsettled_is_in_doubt_for_the_next_one(machine: Machine) -> None:
     given = Given(bank := Bank(), NotDone("try again"))
-    first = await machine.boot()
-    await first.start(given.flow(retry=Retry(attempts=2, first=0.1)), id="r")
+    first, _ = await machine.start(given.flow(retry=Retry(attempts=2, first=0.1)), id="r")
     await machine.until(lambda: given.raised)
     await machine.stop(first)
     second = await machine.worker()
@@ -317,7 +296,6 @@ async def test_a_certain_failure_that_an_app_left_unsettled_is_in_doubt_for_the_
     assert (given.paid, len(bank.sent)) == (0, 1)
 
 
-@scenario
 async def test_the_threads_of_a_pool_of_processes_are_not_those_of_the_body_that_used_it_first(
     machine: Machine,
 ) -> None:
@@ -337,7 +315,6 @@ async def test_the_threads_of_a_pool_of_processes_are_not_those_of_the_body_that
             await app.run(pays, id="r")
 
 
-@scenario
 async def test_a_thread_that_runs_a_function_of_this_package_is_one_of_the_body(machine: Machine) -> None:
     bank = Bank()
     send = functools.partial(bank.send)
@@ -353,8 +330,7 @@ async def test_a_thread_that_runs_a_function_of_this_package_is_one_of_the_body(
     async def pays() -> str:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(pays, id="r")
+    _, run = await machine.start(pays, id="r")
     await machine.until(lambda: "probe_answered" in machine.kinds("r"))
     bank.gate.set()
     await machine.until(lambda: machine.status("r") == "completed" or machine.clock.advance(1))
@@ -362,7 +338,6 @@ async def test_a_thread_that_runs_a_function_of_this_package_is_one_of_the_body(
     assert bank.most == 1
 
 
-@scenario
 async def test_an_answer_that_was_given_while_something_still_acted_is_asked_for_again(machine: Machine) -> None:
     bank = Bank()
     answers: list[Any] = []
@@ -390,7 +365,6 @@ async def test_an_answer_that_was_given_while_something_still_acted_is_asked_for
     assert len(bank.sent) == 1
 
 
-@scenario
 async def test_a_call_that_a_pool_refused_is_not_made_later(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that gets no thread raises, and has the call in its queue: its next thread would make it."""
     bank = Bank()
@@ -413,8 +387,7 @@ async def test_a_call_that_a_pool_refused_is_not_made_later(machine: Machine, mo
     async def pays() -> str:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(pays, id="r")
+    _, run = await machine.start(pays, id="r")
     await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
     await machine.advance(1)
     assert await run.result(timeout=PATIENCE_SECONDS) == "paid"
@@ -424,7 +397,7 @@ async def test_a_call_that_a_pool_refused_is_not_made_later(machine: Machine, mo
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("impatient")
-def test_a_body_that_acts_on_when_its_app_is_closed_is_not_begun_again_by_the_next_app(
+async def test_a_body_that_acts_on_when_its_app_is_closed_is_not_begun_again_by_the_next_app(
     tmp_path: Path, way: str
 ) -> None:
     """As in a notebook: the app is closed and opened again in one process."""
@@ -432,19 +405,16 @@ def test_a_body_that_acts_on_when_its_app_is_closed_is_not_begun_again_by_the_ne
     flow = bank.flow(way)
     url = f"sqlite:///{tmp_path}/runs.db"
 
-    async def main() -> None:
-        async with everstep.open(url, lease=1.0) as app:
-            await app.start(flow, id="r")
-            await bank.begins()
-        async with everstep.open(url, lease=1.0) as app:
-            run = await app.start(flow, id="r")
-            await seen(app, "probe_answered")
-            assert bank.most == 1
-            bank.gate.set()
-            assert await run.result(timeout=PATIENCE_SECONDS) == "the bank has it"
-        assert (len(bank.sent), bank.most) == (1, 1)
-
-    asyncio.run(main())
+    async with everstep.open(url, lease=1.0) as app:
+        await app.start(flow, id="r")
+        await bank.begins()
+    async with everstep.open(url, lease=1.0) as app:
+        run = await app.start(flow, id="r")
+        await seen(app, "probe_answered")
+        assert bank.most == 1
+        bank.gate.set()
+        assert await run.result(timeout=PATIENCE_SECONDS) == "the bank has it"
+    assert (len(bank.sent), bank.most) == (1, 1)
 
 
 async def seen(app: everstep.App, kind: str) -> None:
@@ -454,7 +424,7 @@ async def seen(app: everstep.App, kind: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["to_thread", "task", "def"])
-def test_an_app_whose_closing_is_cancelled_gives_its_runs_back_all_the_same(tmp_path: Path, way: str) -> None:
+async def test_an_app_whose_closing_is_cancelled_gives_its_runs_back_all_the_same(tmp_path: Path, way: str) -> None:
     """With a lease of an hour: no other app gets the run because that has lapsed."""
     bank = Bank()
     flow = bank.flow(way)
@@ -465,23 +435,19 @@ def test_an_app_whose_closing_is_cancelled_gives_its_runs_back_all_the_same(tmp_
             await app.start(flow, id="r")
             await asyncio.Event().wait()
 
-    async def main() -> None:
-        life = asyncio.create_task(live())
-        await bank.begins()
-        while not life.done():  # as a scope of anyio does
-            life.cancel()
-            await asyncio.sleep(0)
-        bank.gate.set()
-        async with everstep.open(url) as app:
-            run = await app.start(flow, id="r")
-            assert await run.result(timeout=PATIENCE_SECONDS) == "the bank has it"
-        assert (len(bank.sent), bank.most) == (1, 1)
-
-    asyncio.run(main())
+    life = asyncio.create_task(live())
+    await bank.begins()
+    while not life.done():  # as a scope of anyio does
+        life.cancel()
+        await asyncio.sleep(0)
+    bank.gate.set()
+    async with everstep.open(url) as app:
+        run = await app.start(flow, id="r")
+        assert await run.result(timeout=PATIENCE_SECONDS) == "the bank has it"
+    assert (len(bank.sent), bank.most) == (1, 1)
 
 
 @pytest.mark.usefixtures("impatient")
-@scenario
 async def test_a_body_that_waits_for_a_thread_when_its_app_is_closed_does_not_begin(machine: Machine) -> None:
     bank = Bank()
     begun: list[str] = []
@@ -597,7 +563,6 @@ async def take_over(folder: Path, go_on: Callable[[], None]) -> None:
         assert await app.get("r").result(timeout=PATIENCE_SECONDS) == "the bank has it"
 
 
-@scenario
 async def test_a_limit_counts_the_threads_of_attempts_that_timed_out(machine: Machine) -> None:
     bank = Bank()
     begun: list[int] = []
@@ -623,119 +588,3 @@ async def test_a_limit_counts_the_threads_of_attempts_that_timed_out(machine: Ma
     bank.gate.set()
     await machine.until(lambda: machine.status("r") in ("completed", "failed") or machine.clock.advance(1))
     assert bank.most == 1
-
-
-# -- what proves that a worker has ended ------------------------------------------------------------------------------
-def stores(folder: Path) -> tuple[SqliteStore, SqliteStore]:
-    return SqliteStore(folder / "runs.db"), SqliteStore(folder / "runs.db")
-
-
-def test_a_worker_that_left_has_ended_and_one_without_a_row_has_not(tmp_path: Path) -> None:
-    one, two = stores(tmp_path)
-    one.register_worker("w", 1, "host", 1)
-    assert not two.has_ended("w")
-    one.leave("w")
-    assert two.has_ended("w")
-    assert not two.has_ended("never seen")
-    one.close()
-    two.close()
-
-
-def test_a_worker_whose_lock_is_free_has_ended_also_when_it_was_buried(tmp_path: Path) -> None:
-    one, two = stores(tmp_path)
-    one.register_worker("w", 1, "host", 1)
-    assert not two.has_ended("w")
-    one.close()
-    assert two.has_ended("w")
-    assert two.bury_dead(0) == ["w"]
-    assert two.has_ended("w")
-    two.close()
-
-
-@pytest.mark.parametrize("how", ["deleted", "replaced", "copied"])
-def test_a_lock_on_another_file_proves_nothing(tmp_path: Path, how: str) -> None:
-    one, two = stores(tmp_path)
-    one.register_worker("w", 1, "host", 2_000_000_000_000_000)
-    assert two.bury_dead(0) == []
-    live = tmp_path / "runs.db-live"
-    content = live.read_bytes()
-    live.unlink()
-    if how == "replaced":
-        other = SqliteStore(tmp_path / "other.db")
-        other.register_worker("x", 1, "host", 1)
-        other.close()
-        (tmp_path / "other.db-live").rename(live)
-    elif how == "copied":
-        live.write_bytes(content)
-    assert two.bury_dead(1_000) == []
-    assert not two.has_ended("w")
-    assert one.renew("w", 2_000_000_000_000_000, 1_000)
-    assert two.bury_dead(1_000) == []
-    one.close()
-    assert two.bury_dead(1_000) == ["w"], "the lock was taken again on the file that is there"
-    two.close()
-
-
-def test_a_worker_whose_lock_cannot_be_looked_at_is_removed_when_its_lease_has_lapsed_and_may_still_act(
-    tmp_path: Path,
-) -> None:
-    one, two = stores(tmp_path)
-    one.register_worker("w", 1, "host", 1_000)
-    (tmp_path / "runs.db-live").unlink()
-    assert two.bury_dead(999) == []
-    assert two.bury_dead(1_001) == ["w"]
-    assert not two.has_ended("w")
-    one.close()
-    two.close()
-
-
-def test_a_lock_that_was_handed_over_outlives_its_store(tmp_path: Path) -> None:
-    one, two = stores(tmp_path)
-    one.register_worker("w", 1, "host", 1)
-    release = one.hand_over_lock("w")
-    one.close()
-    assert two.bury_dead(2_000_000_000_000_000) == []
-    assert not two.has_ended("w")
-    release()
-    assert two.has_ended("w")
-    two.close()
-
-
-def test_start_times_of_another_time_namespace_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are counted from another moment, so that a living process would be taken for a later one."""
-    link = os.readlink
-
-    def in_namespace(number: int) -> str:
-        times = f"time:[{number}]"
-        monkeypatch.setattr(os, "readlink", lambda path: times if path == "/proc/self/ns/time" else link(path))
-        return processes.machine.__wrapped__()
-
-    names = {in_namespace(number) for number in (4026531834, 4026532500, 4026532501)}
-    assert len(names) == 3
-    assert in_namespace(4026531834) == processes.machine()
-
-
-ENDS_ITS_FIRST_THREAD = """
-import ctypes, sys, threading
-def stay():
-    print("here", flush=True)
-    sys.stdin.read()
-    import os; os._exit(0)
-threading.Thread(target=stay).start()
-ctypes.CDLL(None).pthread_exit(None)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="what other systems say about threads is not looked at")
-def test_a_process_whose_first_thread_has_ended_has_not(tmp_path: Path) -> None:
-    other = subprocess.Popen(
-        [sys.executable, "-c", ENDS_ITS_FIRST_THREAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert other.stdout is not None
-    assert other.stdout.readline() == "here\n"
-    wait_until(lambda: processes._state(other.pid)[0] == "Z")
-    assert not processes.has_ended(other.pid, processes.machine())
-    assert other.stdin is not None
-    other.stdin.close()
-    wait_until(lambda: processes.has_ended(other.pid, processes.machine()))
-    other.wait()

@@ -17,25 +17,11 @@ from everstep.cli import main
 from everstep.engine.app.app import App
 from everstep.errors import KeyConflict, RunCancelled, RunHeld
 from everstep.stores.protocol import Append, Operation
-from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, run_program, scenario
+from tests.engine.resume_helpers import Gate, Machine, run_program
+from tests.worlds.judging import sound
+from tests.worlds.ledger import FAILS, GATES, NOTES, pass_gate
 
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-FAILS: list[BaseException] = []
 K = "invoice:7"
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted() -> None:
-    NOTES.clear()
-    GATES.clear()
-    FAILS.clear()
-
-
-async def pass_gate(name: str) -> None:
-    if name in GATES:
-        await GATES[name].wait()
 
 
 @step(effect="once")
@@ -92,12 +78,6 @@ def state(machine: Machine) -> str:
     return row.state if row is not None else ""
 
 
-def sound(machine: Machine, *runs: str, settled: bool = True) -> None:
-    assert check(export_histories(machine.store), settled=settled) == []
-    for run in runs:
-        assert not machine.replay(run).differences, run
-
-
 async def fail(machine: Machine, app: App) -> None:
     await app.start(selling, 7, True, id="a")
 
@@ -134,7 +114,6 @@ WAYS = [fail, roll_back, roll_back_an_ended_run, roll_back_a_held_run, fail_in_a
 
 @pytest.mark.parametrize("at", ["unbook", "refund"])
 @pytest.mark.parametrize("begin", WAYS)
-@scenario
 async def test_whoever_asks_while_it_is_undone_waits_and_then_does_it_anew(
     machine: Machine, begin: Any, at: str
 ) -> None:
@@ -160,7 +139,6 @@ async def test_whoever_asks_while_it_is_undone_waits_and_then_does_it_anew(
 
 
 @pytest.mark.parametrize("begin", WAYS)
-@scenario
 async def test_a_process_that_dies_while_it_undoes_leaves_the_key_as_it_is(machine: Machine, begin: Any) -> None:
     GATES["refund"] = Gate()
     app = await machine.boot(recover=True)
@@ -180,7 +158,6 @@ async def test_a_process_that_dies_while_it_undoes_leaves_the_key_as_it_is(machi
 
 
 @pytest.mark.parametrize("answer", ["retry", "skip", "cancel"])
-@scenario
 async def test_a_compensation_that_failed_is_told_to_who_waits_and_its_answer_reaches_them(
     machine: Machine, answer: str
 ) -> None:
@@ -225,7 +202,6 @@ async def run_command(machine: Machine, *words: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["now", "by its hold"])
-@scenario
 async def test_what_nobody_began_to_undo_is_shared_again_when_the_run_is_cut_off(machine: Machine, how: str) -> None:
     GATES["unbook"] = Gate()
     app = await machine.boot()
@@ -248,11 +224,9 @@ async def test_what_nobody_began_to_undo_is_shared_again_when_the_run_is_cut_off
     sound(machine, "b")
 
 
-@scenario
 async def test_a_step_that_is_settled_after_the_rollback_was_asked_for_is_never_shared(machine: Machine) -> None:
     GATES["charge"] = Gate()
-    app = await machine.boot()
-    run = await app.start(selling, 7, False, id="a")
+    app, run = await machine.start(selling, 7, False, id="a")
     await asyncio.wait_for(GATES["charge"].reached.wait(), 60)
     other = await app.start(buying, 7, id="b")
     await machine.until_status("b", "waiting")
@@ -287,7 +261,6 @@ class HeldBack:
 
 
 @pytest.mark.parametrize("then", ["undone", "left as it is"])
-@scenario
 async def test_an_outcome_that_is_undone_between_the_look_at_it_and_the_commit_is_not_shared(
     machine: Machine, then: str
 ) -> None:
@@ -329,7 +302,6 @@ async def test_an_outcome_that_is_undone_between_the_look_at_it_and_the_commit_i
     sound(machine, "b")
 
 
-@scenario
 async def test_what_an_earlier_release_began_to_undo_is_not_shared_any_more(machine: Machine) -> None:
     """Its histories do not mark the key; whoever goes on with the run does."""
     GATES["refund"] = Gate()

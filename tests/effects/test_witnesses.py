@@ -20,10 +20,11 @@ from everstep import step, witness, workflow
 from everstep.cli import main as cli
 from everstep.effects.witnesses import Witness
 from everstep.errors import Drift, Misuse, RunHeld
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
+from tests.stores.kit import python
 from tests.waiting import open_sqlite
+from tests.worlds.ledger import NOTES
 
-NOTES: list[str] = []
 MADE: dict[str, Callable[[], Witness]] = {}
 """How the workflow below makes its witness: set by each test, the same in each replay."""
 POLICY = {"on_drift": "hold"}
@@ -31,7 +32,6 @@ POLICY = {"on_drift": "hold"}
 
 @pytest.fixture(autouse=True)
 def afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    NOTES.clear()
     MADE.clear()
     POLICY["on_drift"] = "hold"
     monkeypatch.chdir(tmp_path)
@@ -182,15 +182,13 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 async def stopped_run(machine: Machine, flow: Any = careful) -> None:
     """Start the run and let its process vanish while it waits."""
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     await machine.kill(app)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@scenario
 async def test_what_drifts_holds_and_what_is_put_right_goes_on(machine: Machine, kind: str) -> None:
     with KINDS[kind]() as outside:
         outside.put("old")
@@ -221,7 +219,6 @@ async def test_what_drifts_holds_and_what_is_put_right_goes_on(machine: Machine,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@scenario
 async def test_what_is_accepted_is_what_later_resumes_compare_with(machine: Machine, kind: str) -> None:
     with KINDS[kind]() as outside:
         outside.put("old")
@@ -248,7 +245,6 @@ async def test_what_is_accepted_is_what_later_resumes_compare_with(machine: Mach
         assert await run.result(timeout=60) == "ab"
 
 
-@scenario
 async def test_on_drift_fail_fails_the_run(machine: Machine) -> None:
     write("a.txt", "old")
     MADE["it"], POLICY["on_drift"] = lambda: witness.file("a.txt"), "fail"
@@ -263,7 +259,6 @@ async def test_on_drift_fail_fails_the_run(machine: Machine) -> None:
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_on_drift_ignore_goes_on(machine: Machine) -> None:
     write("a.txt", "old")
     MADE["it"], POLICY["on_drift"] = lambda: witness.file("a.txt"), "ignore"
@@ -277,12 +272,10 @@ async def test_on_drift_ignore_goes_on(machine: Machine) -> None:
     assert await run.result(timeout=60) == "ab"
 
 
-@scenario
 async def test_a_run_that_waits_in_a_living_process_is_compared_as_well(machine: Machine) -> None:
     write("a.txt", "old")
     MADE["it"] = lambda: witness.file("a.txt")
-    app = await machine.boot()
-    run = await app.start(careful, id="r")
+    app, run = await machine.start(careful, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     write("a.txt", "new")
@@ -295,7 +288,6 @@ async def test_a_run_that_waits_in_a_living_process_is_compared_as_well(machine:
     assert await run.result(timeout=60) == "ab"
 
 
-@scenario
 async def test_a_process_may_stop_while_it_observes(machine: Machine) -> None:
     observing, go_on = threading.Event(), threading.Event()
     go_on.set()
@@ -323,7 +315,6 @@ async def test_a_process_may_stop_while_it_observes(machine: Machine) -> None:
     assert await app.get("r").result(timeout=60) == "ab"
 
 
-@scenario
 async def test_what_cannot_be_observed_holds_and_cannot_be_accepted(machine: Machine) -> None:
     put_row("old")
     MADE["it"] = lambda: witness.sql("x.db", "SELECT name FROM things")
@@ -350,7 +341,6 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-@scenario
 async def test_what_the_machine_refuses_while_a_witness_is_compared_is_no_drift(machine: Machine, refusal: str) -> None:
     observed: list[str] = []
     refused: list[BaseException] = []
@@ -374,6 +364,43 @@ async def test_what_the_machine_refuses_while_a_witness_is_compared_is_no_drift(
     assert not machine.bodies("r", "run_held")
 
 
+WITHOUT_DESCRIPTORS = """
+import errno, os, resource, sqlite3, sys
+from everstep import witness
+one = witness.sql(sys.argv[1], "SELECT a FROM t")
+print(one.observe())
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+taken = []
+try:
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for free in range(4):
+    try:
+        print(free, one.observe())
+    except OSError as refused:
+        print(free, errno.errorcode[refused.errno])
+    except sqlite3.OperationalError as error:
+        print(free, "drift:", error)
+    os.close(taken.pop())
+print(one.observe())
+"""
+
+
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_a_database_for_which_no_descriptor_is_free_is_refused_by_the_machine_and_no_drift(
+    tmp_path: Path, mode: str
+) -> None:
+    connection = open_sqlite(tmp_path / "x.db")
+    connection.executescript(f"PRAGMA journal_mode = {mode}; CREATE TABLE t (a); INSERT INTO t VALUES (7)")
+    said = python(WITHOUT_DESCRIPTORS, str(tmp_path / "x.db")).splitlines()
+    connection.close()
+    assert said[0] == said[-1] == "[[7]]"
+    assert said[1] == "0 EMFILE"
+    assert all(line.split(" ", 1)[1] in ("EMFILE", "[[7]]") for line in said[1:-1]), said
+
+
 # -- the run's own changes ---------------------------------------------------------------------------------------------
 @workflow
 async def own_change() -> str:
@@ -383,7 +410,6 @@ async def own_change() -> str:
     return "done"
 
 
-@scenario
 async def test_the_run_s_own_change_replaces_the_witness(machine: Machine) -> None:
     write("a.txt", "old")
     await stopped_run(machine, own_change)
@@ -409,7 +435,6 @@ async def releasing() -> str:
     return "done"
 
 
-@scenario
 async def test_what_is_released_may_change(machine: Machine) -> None:
     write("a.txt", "old")
     await stopped_run(machine, releasing)
@@ -494,7 +519,6 @@ async def many() -> str:
     return "done"
 
 
-@scenario
 async def test_verify_lists_every_difference_and_changes_nothing(machine: Machine) -> None:
     write("a.txt", "one\n")
     write("d/x", "x")
@@ -539,7 +563,6 @@ async def test_verify_lists_every_difference_and_changes_nothing(machine: Machin
     assert (await asyncio.to_thread(everstep_verify, "r", "--outside"))[0] == 0
 
 
-@scenario
 async def test_a_drift_hold_is_drawn_as_a_person_reads_it(machine: Machine) -> None:
     write("a.txt", "one\n")
     MADE["it"] = lambda: witness.file("a.txt")
@@ -584,7 +607,6 @@ def test_other_parameters_are_another_subject() -> None:
 
 
 @pytest.mark.parametrize("kind", ["a database", "http json"])
-@scenario
 async def test_the_command_asks_databases_and_addresses_again_without_the_code(machine: Machine, kind: str) -> None:
     def verify() -> tuple[int, str]:
         done = CliRunner().invoke(cli, ["verify", "r", "--outside", "--url", str(machine.path)])

@@ -1,6 +1,6 @@
 """What the tests of checkpoints share: stores that keep every checkpoint ever taken, and two ways to the same place."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,12 +12,12 @@ from everstep.engine.code.workflow import Workflow
 from everstep.engine.run.resume import replay
 from everstep.model.accounts import Accounts
 from everstep.model.events import EventRow
-from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Append, CheckpointRow, RunRow, Store
+from everstep.stores.protocol import LAST, Accepted, Append, CheckpointRow, Operation, RunRow, Store, Verdict
 from tests.engine.lives import RUN, cut
+from tests.lasting import LastingStore
 
 
-class KeepingStore(MemoryStore):
+class KeepingStore(LastingStore):
     """A store that remembers every checkpoint it was ever given."""
 
     def __init__(self, **options: Any) -> None:
@@ -26,27 +26,23 @@ class KeepingStore(MemoryStore):
         self.read: list[int] = []
         """The numbers of the events that anybody has read."""
 
-    def _keep_checkpoints(self, operation: Append) -> None:
-        self.every += operation.checkpoints
-        super()._keep_checkpoints(operation)
+    def commit(self, operations: Sequence[Operation], **how: bool) -> list[Verdict]:
+        verdicts = super().commit(operations, **how)
+        for operation, verdict in zip(operations, verdicts, strict=True):
+            if isinstance(operation, Append) and isinstance(verdict, Accepted):
+                self.every += operation.checkpoints
+        return verdicts
 
     def events(self, run: str, generation: int, *bounds: int, only: Sequence[int] = ()) -> list[EventRow]:
         found = super().events(run, generation, *bounds, only=only)
         self.read += [event.seq for event in found]
         return found
 
-    def put(self, rows: Iterable[CheckpointRow]) -> None:
-        """Let just these be there, whatever they say: behind everybody's back."""
-        self._checkpoints.clear()
-        for row in rows:
-            self._checkpoints.setdefault((row.run, row.generation), {})[row.seq] = row
 
-
-def cut_with_checkpoints(store: KeepingStore, count: int, kept: int = 3) -> MemoryStore:
+def cut_with_checkpoints(store: KeepingStore, count: int, kept: int = 3) -> LastingStore:
     """Return another store with the first events of the run and the checkpoints that were there by then."""
     other = cut(store, count)
-    rows = sorted(row for row in store.every if row.seq <= count)[-kept:]
-    other._checkpoints[RUN, store.run(RUN).generation] = {row.seq: row for row in rows}  # type: ignore[union-attr]
+    other.put_checkpoints(sorted(row for row in store.every if row.seq <= count)[-kept:])
     return other
 
 
@@ -65,6 +61,22 @@ def replayed_whole(store: Store, workflow: Any, run: str = RUN) -> Replayed:
     assert past.checkpoint is None
     assert isinstance(workflow, Workflow)
     return replay(store, Codec(), row, workflow, past.events, quiet=True)
+
+
+class with_events:  # it reads as a preposition
+    """A store as it is, but for its events."""
+
+    def __init__(self, store: Store, events: Sequence[EventRow]) -> None:
+        self._store = store
+        self._events = events
+
+    def events(
+        self, run: str, generation: int, first: int = 1, last: int = LAST, *, only: Sequence[int] = ()
+    ) -> list[EventRow]:
+        return [event for event in self._events if first <= event.seq <= last and (not only or event.seq in only)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 class without_checkpoints:  # it reads as a verb

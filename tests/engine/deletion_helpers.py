@@ -10,10 +10,7 @@ from everstep.engine.app.app import App
 from everstep.stores.protocol import Accepted
 from everstep.stores.rows.transfer import ClaimFamily, Deleted, DeletePart
 from everstep.testing.clock import FakeClock
-
-PAID: list[str] = []
-"""What was paid: an account that is not the engine's."""
-BROKEN: set[str] = set()
+from tests.worlds.ledger import BROKEN, PAID
 
 DAY = 86400.0
 

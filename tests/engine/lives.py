@@ -14,9 +14,9 @@ from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, published_by
 from everstep.model.accounts import standing_at
 from everstep.model.events import EventRow, decode_body
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Append, Claim, Claimed, NewRun, RowChange, RunRow, StartRun
 from everstep.testing.clock import FakeClock
+from tests.lasting import LastingStore
 
 RUN = "the-run"
 Signals = Sequence[tuple[str, Any]]
@@ -148,7 +148,7 @@ async def live(store: Any, clock: FakeClock, workflow: Any, args: Sequence[Any],
         await app.close()
 
 
-def cut(store: MemoryStore, count: int) -> MemoryStore:
+def cut(store: LastingStore, count: int) -> LastingStore:
     """Return another store with the first events of the run, as a crash would leave it behind."""
     row = store.run(RUN)
     assert row is not None
@@ -168,9 +168,11 @@ def cut(store: MemoryStore, count: int) -> MemoryStore:
         ended_at=None,
         budget=budget(events[:1]),
     )
-    payloads = [(digest, data) for (run, digest), data in store._payloads.items() if run == RUN]
-    other = MemoryStore()
-    other._life = store._life  # no other store: the same one after a crash
+    dump = store.dump(RUN)
+    assert dump is not None
+    payloads = dump.payloads
+    other = LastingStore()
+    other.go_on_from(store)
     other.commit([StartRun(NewRun(fresh, first, payloads=payloads))])
     if count > 1:
         other.register_worker("ghost", 1, "host", 1)
@@ -201,7 +203,7 @@ def budget(events: Sequence[EventRow]) -> bytes | None:
     return standing_at(recorded(events))
 
 
-def published(store: MemoryStore, events: Sequence[EventRow]) -> bytes | None:
+def published(store: LastingStore, events: Sequence[EventRow]) -> bytes | None:
     """Return what the row of a run with these events says that it published."""
     values = {
         name: msgspec.Raw(restore_payload(store.payload(RUN, body.ref), body.ref)) if body.ref else body.value
@@ -221,7 +223,7 @@ async def prove_async(
     workflow: Any, *args: Any, signals: Signals = (), every_prefix: bool = True, same_commands: bool = True
 ) -> Life:
     """Let a run live once, then once more from every prefix of its history; all lives must be the same."""
-    store = MemoryStore()
+    store = LastingStore()
     first = await live(store, FakeClock(), workflow, args, signals)
     if not every_prefix:
         return first
@@ -251,3 +253,8 @@ def prove(workflow: Any, *args: Any, **options: Any) -> Any:
 def prove_life(workflow: Any, *args: Any, **options: Any) -> Life:
     """Return the first life of a run that is the same in all its lives."""
     return asyncio.run(prove_async(workflow, *args, **options))
+
+
+def once_live(workflow: Any, *args: Any) -> Life:
+    """Live once, without the prefixes."""
+    return prove_life(workflow, *args, every_prefix=False)

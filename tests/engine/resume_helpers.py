@@ -5,20 +5,19 @@ nothing more is written, its liveness lock is free. Where a real process matters
 """
 
 import asyncio
-import functools
-import inspect
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from everstep.engine.app.app import App
+from everstep.engine.app.handles import Run
 from everstep.engine.code.replay import Replayed
 from everstep.engine.code.workflow import DECLARED, Workflow
 from everstep.engine.history.verify import load_verified
@@ -67,6 +66,11 @@ class Machine:
     async def worker(self, **options: Any) -> App:
         """Start a process that takes up what others left behind."""
         return await self.boot(recover=True, **options)
+
+    async def start(self, workflow: Any, *arguments: Any, **options: Any) -> tuple[App, Run]:
+        """Start a process, and a run in it."""
+        app = await self.boot()
+        return app, await app.start(workflow, *arguments, **options)
 
     async def kill(self, app: App) -> None:
         """Let a process vanish: it writes nothing more, and the kernel frees its lock."""
@@ -204,29 +208,6 @@ class Machine:
         await self.until(lambda: app.pump._watch.next_at)  # it has seen them once
         self.clock.advance(seconds)
         app.pump.nudge()
-
-
-def scenario(function: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make `async def test_…(machine, …)` a test."""
-
-    @functools.wraps(function)
-    def test(tmp_path: Path, **others: Any) -> None:
-        async def main() -> None:
-            machine = Machine(tmp_path)
-            try:
-                await function(machine, **others)
-            finally:
-                await machine.shut()
-
-        asyncio.run(main())
-
-    del test.__wrapped__  # type: ignore[attr-defined]
-    parameters = [
-        inspect.Parameter("tmp_path", p.kind) if p.name == "machine" else p
-        for p in inspect.signature(function).parameters.values()
-    ]
-    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return test
 
 
 def declared(workflow: Any) -> Workflow:

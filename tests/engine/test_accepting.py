@@ -17,7 +17,7 @@ from everstep.cli import main
 from everstep.engine.app.app import App
 from everstep.errors import HoldConflict
 from everstep.stores.protocol import HoldRow
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 APPLIED: list[tuple[str, int]] = []
 """What the outside was given: the key that came with it, and the amount."""
@@ -149,8 +149,7 @@ async def left_behind(machine: Machine, make: Make) -> None:
     """Leave a run behind whose step was begun with 100, and was killed before its outcome."""
     APPLIED.clear()
     gate = Gate()
-    app = await machine.boot()
-    await app.start(make(100, gate), id="r")
+    app, _ = await machine.start(make(100, gate), id="r")
     await gate.reached.wait()
     await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     await machine.kill(app)
@@ -165,7 +164,6 @@ async def held(machine: Machine, make: Make) -> App:
 
 
 @pytest.mark.parametrize("kind", UNFINISHED)
-@scenario
 async def test_other_arguments_of_an_unfinished_step_are_not_accepted(machine: Machine, kind: str) -> None:
     make = UNFINISHED[kind]
     await left_behind(machine, make)
@@ -182,7 +180,6 @@ async def test_other_arguments_of_an_unfinished_step_are_not_accepted(machine: M
     assert {amount for _, amount in APPLIED} <= {amount for _, amount in before}, "nothing is done with 200"
 
 
-@scenario
 async def test_in_bulk_what_is_unfinished_is_refused_and_told(machine: Machine) -> None:
     await left_behind(machine, UNFINISHED["repeat"])
     await machine.stop(await held(machine, UNFINISHED["repeat"]))
@@ -195,7 +192,6 @@ async def test_in_bulk_what_is_unfinished_is_refused_and_told(machine: Machine) 
     assert machine.status("r") == "held"
 
 
-@scenario
 async def test_a_failed_step_that_a_retry_opened_again_is_unfinished(machine: Machine) -> None:
     def make(amount: int) -> Any:
         @step(name="add")
@@ -220,7 +216,6 @@ async def test_a_failed_step_that_a_retry_opened_again_is_unfinished(machine: Ma
     assert [amount for _, amount in APPLIED] == [100]
 
 
-@scenario
 async def test_a_finished_step_whose_code_was_cancelled_is_accepted(machine: Machine) -> None:
     """No attempt at it is made any more, whatever its arguments are now."""
 
@@ -243,8 +238,7 @@ async def test_a_finished_step_whose_code_was_cancelled_is_accepted(machine: Mac
         return flow
 
     APPLIED.clear()
-    first = await machine.boot()
-    await first.start(make(100), id="r")
+    first, _ = await machine.start(make(100), id="r")
     await machine.until(lambda: bool(APPLIED))
     await machine.until(lambda: "timer_started" in machine.kinds("r"))
     await machine.advance(5)
@@ -270,7 +264,6 @@ def offer_accept(machine: Machine, hold: HoldRow) -> None:
     machine.sql("UPDATE holds SET report = ?, resolutions = ? WHERE id = ?", encoded, offered, hold.id)
 
 
-@scenario
 async def test_what_a_hold_of_an_older_release_offers_is_refused_all_the_same(machine: Machine) -> None:
     await left_behind(machine, UNFINISHED["repeat"])
     app = await held(machine, UNFINISHED["repeat"])

@@ -13,7 +13,7 @@ from everstep import blocking, step, workflow
 from everstep.engine.verbs.approve import Approval
 from everstep.errors import ApprovalConflict, Misuse, RunEnded, UnknownRun
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 
 @dataclass
@@ -50,10 +50,8 @@ async def asked(machine: Machine, run: str, count: int = 1) -> None:
     await machine.until(lambda: len(machine.kinds(run, "approval_asked")) == count)
 
 
-@scenario
 async def test_a_run_goes_on_with_a_persons_answer(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(paying, "ann", 5, id="r")
+    app, run = await machine.start(paying, "ann", 5, id="r")
     await asked(machine, "r")
     (one,) = await app.approvals()
     assert (one.run, one.workflow, one.what, one.type) == ("r", "paying", "pay", "bool")
@@ -67,19 +65,15 @@ async def test_a_run_goes_on_with_a_persons_answer(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("answer", [False, 0, "", None, [], {}, 0.5, "yes", {"a": [1, None]}])
-@scenario
 async def test_any_json_value_is_an_answer(machine: Machine, answer: Any) -> None:
-    app = await machine.boot()
-    run = await app.start(anything, id="r")
+    app, run = await machine.start(anything, id="r")
     await asked(machine, "r")
     await app.approve("r", answer)
     assert await run.result() == [answer]
 
 
-@scenario
 async def test_the_first_answer_counts_and_the_second_is_told_so(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(paying, "ann", 5, id="r")
+    app, run = await machine.start(paying, "ann", 5, id="r")
     await asked(machine, "r")
     other = await machine.boot(workflows=())
     outcomes = await asyncio.gather(
@@ -96,10 +90,8 @@ async def test_the_first_answer_counts_and_the_second_is_told_so(machine: Machin
         await app.approve("r", True)
 
 
-@scenario
 async def test_an_answer_in_the_inbox_of_a_run_that_nobody_drives_is_the_first_one(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(paying, "ann", 5, id="r")
+    app, _ = await machine.start(paying, "ann", 5, id="r")
     await asked(machine, "r")
     await machine.kill(app)
     other = await machine.boot(workflows=())
@@ -111,10 +103,8 @@ async def test_an_answer_in_the_inbox_of_a_run_that_nobody_drives_is_the_first_o
     assert await worker.get("r").result() == "refused"
 
 
-@scenario
 async def test_an_answer_to_other_arguments_is_refused(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(paying, "ann", 5, id="r")
+    app, run = await machine.start(paying, "ann", 5, id="r")
     await asked(machine, "r")
     with pytest.raises(ApprovalConflict, match="is about other arguments"):
         await run.approve(True, arguments={"to": "ann", "usd": 6})
@@ -129,10 +119,8 @@ async def test_an_answer_to_other_arguments_is_refused(machine: Machine) -> None
     assert await run.result() == "5 to ann"
 
 
-@scenario
 async def test_an_approval_expires_and_nobody_can_answer_it_then(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(paying, "ann", 5, id="r")
+    app, run = await machine.start(paying, "ann", 5, id="r")
     await asked(machine, "r")
     await machine.kill(app)
     machine.clock.advance(3601)
@@ -152,10 +140,8 @@ async def careful() -> int:
     return (await everstep.approval("limit", [1, 2], answer=Verdict)).most
 
 
-@scenario
 async def test_an_answer_of_another_type_is_rejected_and_the_run_goes_on_waiting(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(careful, id="r")
+    app, run = await machine.start(careful, id="r")
     await asked(machine, "r")
     other = await machine.boot()  # it does not drive the run, so it cannot know the class
     await other.approve("r", "yes")
@@ -170,10 +156,8 @@ async def test_an_answer_of_another_type_is_rejected_and_the_run_goes_on_waiting
 
 
 @pytest.mark.parametrize("answer", [1, "yes", None, 0])
-@scenario
 async def test_whoever_answers_with_another_plain_type_is_told_at_once(machine: Machine, answer: Any) -> None:
-    app = await machine.boot()
-    run = await app.start(paying, "ann", 5, id="r")
+    _, run = await machine.start(paying, "ann", 5, id="r")
     await asked(machine, "r")
     with pytest.raises(ApprovalConflict, match="wants a bool"):
         await run.approve(answer)
@@ -186,10 +170,8 @@ async def two_at_once() -> list[Any]:
     return list(await asyncio.gather(one, other))
 
 
-@scenario
 async def test_of_several_one_is_named(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(two_at_once, id="r")
+    app, run = await machine.start(two_at_once, id="r")
     await asked(machine, "r", 2)
     with pytest.raises(ApprovalConflict, match="waits for 2 approvals"):
         await run.approve(True)
@@ -209,10 +191,8 @@ async def hasty() -> str:
         return str(await everstep.approval("again", None))
 
 
-@scenario
 async def test_what_the_code_waits_for_no_longer_cannot_be_answered(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(hasty, id="r")
+    _, run = await machine.start(hasty, id="r")
     await asked(machine, "r")
     (first,) = await run.approvals()
     await machine.advance(11)
@@ -230,10 +210,8 @@ async def hushed(word: str) -> Any:
     return await everstep.approval("tell", {"word": word}, secret=True)
 
 
-@scenario
 async def test_secret_arguments_are_neither_shown_nor_stored_with_the_question(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(hushed, "abracadabra", id="r")
+    _, run = await machine.start(hushed, "abracadabra", id="r")
     await asked(machine, "r")
     (one,) = await run.approvals()
     assert one.arguments == "(secret)"
@@ -251,10 +229,8 @@ def plainly() -> str:
         return "late"
 
 
-@scenario
 async def test_a_def_workflow_waits_as_well(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(plainly, id="r")
+    app, run = await machine.start(plainly, id="r")
     await asked(machine, "r")
     await run.approve(0)
     assert await run.result() == "0"
@@ -264,10 +240,8 @@ async def test_a_def_workflow_waits_as_well(machine: Machine) -> None:
     assert await late.result() == "late"
 
 
-@scenario
 async def test_the_wait_survives_a_death_and_takes_no_memory(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(paying, "ann", 5, id="r")
+    app, _ = await machine.start(paying, "ann", 5, id="r")
     await machine.until_status("r", "waiting")
     await machine.kill(app)
     worker = await machine.worker()
@@ -277,10 +251,8 @@ async def test_the_wait_survives_a_death_and_takes_no_memory(machine: Machine) -
     assert machine.kinds("r", "approval_asked") == ["approval_asked"]
 
 
-@scenario
 async def test_large_arguments_are_kept_beside_the_history_and_shown_whole(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(bulky, id="r")
+    _, run = await machine.start(bulky, id="r")
     await asked(machine, "r")
     (one,) = await run.approvals()
     assert one.arguments == ["x" * 200_000]
@@ -306,10 +278,8 @@ async def changing() -> str:
     return await pay(order) if await everstep.approval("pay", order) else "refused"
 
 
-@scenario
 async def test_a_run_whose_code_asks_about_other_arguments_now_is_held_and_does_nothing(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(changing, id="r")
+    app, _ = await machine.start(changing, id="r")
     await machine.until_status("r", "waiting")
     await machine.kill(app)
     await (await machine.boot(workflows=())).approve("r", True)
@@ -325,7 +295,6 @@ async def test_a_run_whose_code_asks_about_other_arguments_now_is_held_and_does_
 
 
 @pytest.mark.parametrize("what", ["", "a\nb", "x" * 201])
-@scenario
 async def test_what_is_to_be_approved_is_a_line_of_text(machine: Machine, what: str) -> None:
     app = await machine.boot()
     with pytest.raises(Misuse, match="text of 1 to 200"):

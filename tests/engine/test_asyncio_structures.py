@@ -13,9 +13,9 @@ import pytest
 import everstep
 from everstep import step, workflow
 from everstep.engine.app.app import App
-from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, add, echo, fail, hang, play, prove, prove_life, settle
+from tests.lasting import LastingStore
 
 COLOUR: ContextVar[str] = ContextVar("colour", default="none")
 
@@ -401,7 +401,7 @@ def test_many_async_generators_do_not_pile_up_in_memory() -> None:
         return total
 
     async def main() -> int:
-        app = await App(MemoryStore(), clock=FakeClock()).open()
+        app = await App(LastingStore(), clock=FakeClock()).open()
         await app.start(flow, id=RUN)
         await settle(app)
         held = len(app.drivers[RUN].execution.loop._asyncgens._begun)
@@ -465,7 +465,7 @@ def test_an_error_that_nobody_retrieves_is_logged_and_does_not_end_the_run(caplo
 
     async def main() -> str:
         clock = FakeClock()
-        app = await App(MemoryStore(), clock=clock).open()
+        app = await App(LastingStore(), clock=clock).open()
         run = await app.start(flow, id=RUN)
         await settle(app)
         gc.collect()

@@ -13,12 +13,13 @@ import pytest
 import everstep
 from everstep import Retention, Webhook, step, workflow
 from everstep.engine.process import webhooks
-from everstep.engine.process.host import Host, Resting
+from everstep.engine.process.host import Host
 from everstep.engine.process.limits import Limits
 from everstep.engine.process.notify import Notifier
 from everstep.engine.process.presence import Presence
 from everstep.engine.process.pump import Pump
 from everstep.engine.process.queues import Queueing
+from everstep.engine.process.resting import Resting
 from everstep.engine.process.retention import Collector
 from everstep.engine.process.schedules import Scheduler
 from everstep.engine.process.watchers import Watchers
@@ -27,7 +28,7 @@ from everstep.errors import StoreError
 from everstep.stores.protocol import Operation, RunFilter, StartRun
 from everstep.testing.faulty_store import FaultyStore
 from everstep.worker.serving import WATCH, WorkerApp
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import DEADLINE_SECONDS
 
 SECONDS = DEADLINE_SECONDS
@@ -164,7 +165,6 @@ WORK = [
 
 
 @pytest.mark.parametrize(("owner", "name"), WORK, ids=[f"{owner.__name__}.{name}" for owner, name in WORK])
-@scenario
 async def test_background_work_that_raises_is_tried_again_and_counted(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
@@ -197,7 +197,6 @@ def _starts(operations: Sequence[Operation]) -> bool:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@scenario
 async def test_a_store_that_raises_what_no_store_should_ends_nothing(machine: Machine, method: str) -> None:
     faulty = FaultyStore(machine.open_store())
     worker = await worker_of(machine, store=faulty.as_store())
@@ -212,7 +211,6 @@ async def test_a_store_that_raises_what_no_store_should_ends_nothing(machine: Ma
     assert not worker.is_failed
 
 
-@scenario
 async def test_tasks_that_the_application_cancels_begin_again(machine: Machine) -> None:
     worker = await worker_of(machine)
     for _ in range(2):
@@ -223,7 +221,6 @@ async def test_tasks_that_the_application_cancels_begin_again(machine: Machine) 
     assert worker.background.troubles()["pump"].failures >= 1
 
 
-@scenario
 async def test_what_failed_is_logged_once_with_its_traceback(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -239,10 +236,9 @@ async def test_what_failed_is_logged_once_with_its_traceback(
         await machine.until(has_recovered, SECONDS)
     told = [record for record in caplog.records if "dead workers" in record.getMessage()]
     assert [bool(record.exc_info) for record in told] == [True, False, False]
-    assert "goes on" in told[-1].getMessage()
+    assert "continues" in told[-1].getMessage()
 
 
-@scenario
 async def test_after_a_time_without_success_no_runs_of_others_are_claimed_until_it_succeeds(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -264,7 +260,7 @@ async def test_after_a_time_without_success_no_runs_of_others_are_claimed_until_
     await machine.until(has_stopped, SECONDS)
     assert not worker.health().ready
     assert "retention" in worker.health().facts["not_claiming"]
-    assert any("takes up no more runs" in record.getMessage() for record in caplog.records)
+    assert any("claims no more runs" in record.getMessage() for record in caplog.records)
 
     await client.start(ticks, id="r", queue="lane")
     await client.start(ticks, id="s")
@@ -284,7 +280,6 @@ async def test_after_a_time_without_success_no_runs_of_others_are_claimed_until_
     assert worker.health().ready
 
 
-@scenario
 async def test_a_worker_that_does_not_claim_leaves_free_runs_alone(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,8 +298,7 @@ async def test_a_worker_that_does_not_claim_leaves_free_runs_alone(
         return bool(worker.background.not_claiming)
 
     await machine.until(has_stopped, SECONDS)
-    client = await machine.boot()
-    await client.start(waits_in_a_lane, "x", id="r")
+    client, _ = await machine.start(waits_in_a_lane, "x", id="r")
     await machine.until_status("r", "waiting")
     await machine.kill(client)
     await worker.signal("r", "word", "!")
@@ -328,7 +322,6 @@ async def test_a_worker_that_does_not_claim_leaves_free_runs_alone(
 # -- what the machine refuses ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [3, 10**9], ids=["a few", "all"])
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
-@scenario
 async def test_without_threads_runs_go_on_and_the_app_can_be_closed(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception, count: int
 ) -> None:
@@ -348,7 +341,6 @@ async def test_without_threads_runs_go_on_and_the_app_can_be_closed(
     await asyncio.wait_for(machine.stop(app), SECONDS)
 
 
-@scenario
 async def test_a_def_body_waits_for_a_thread_and_others_do_not_wait_for_it(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,7 +374,6 @@ async def test_a_def_body_waits_for_a_thread_and_others_do_not_wait_for_it(
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError(), StoreError("lost")], ids=repr)
-@scenario
 async def test_a_worker_that_cannot_enter_again_tries_until_it_can(machine: Machine, error: Exception) -> None:
     faulty = FaultyStore(machine.open_store())
     worker = await worker_of(machine, store=faulty.as_store())

@@ -10,7 +10,7 @@ import pytest
 import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse, NotEncodable, StoreError, StoreReadOnly, StoreUnusable, UnknownRun, UnknownWorkflow
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_sqlite
 
 
@@ -89,7 +89,6 @@ async def still_works(app: Any) -> None:
 
 # -- values ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", REFUSED)
-@scenario
 async def test_a_value_that_cannot_be_stored_is_refused_wherever_it_comes_from(machine: Machine, name: str) -> None:
     value = REFUSED[name]
 
@@ -144,7 +143,6 @@ async def test_a_value_that_cannot_be_stored_is_refused_wherever_it_comes_from(m
 
 
 @pytest.mark.parametrize("name", KEPT)
-@scenario
 async def test_an_awkward_value_comes_back_as_itself_by_every_way_and_after_a_crash(
     machine: Machine, name: str
 ) -> None:
@@ -156,8 +154,7 @@ async def test_an_awkward_value_comes_back_as_itself_by_every_way_and_after_a_cr
         everstep.publish("it", back)
         return [back, await everstep.receive("value")]
 
-    app = await machine.boot()
-    run = await app.start(holding, value, id="r")
+    app, run = await machine.start(holding, value, id="r")
     await machine.rest(app)
     assert same((await run.published())["it"], value)
     await machine.kill(app)
@@ -171,7 +168,6 @@ async def test_an_awkward_value_comes_back_as_itself_by_every_way_and_after_a_cr
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_wrong_calls_of_start_are_refused_and_create_nothing(machine: Machine) -> None:
     app = await machine.boot()
     with pytest.raises(TypeError, match="argument"):
@@ -189,7 +185,6 @@ async def test_wrong_calls_of_start_are_refused_and_create_nothing(machine: Mach
 
 
 @pytest.mark.parametrize("id", ["", " ", "a b", "-a", "x" * 201, "\x00", "ä", "a\n", "../a/../../b\x7f", 7])
-@scenario
 async def test_an_id_that_is_none_is_refused(machine: Machine, id: Any) -> None:
     app = await machine.boot()
     with pytest.raises(Misuse, match="not a run id"):
@@ -202,7 +197,6 @@ async def test_an_id_that_is_none_is_refused(machine: Machine, id: Any) -> None:
         app.get(id)
 
 
-@scenario
 async def test_every_question_about_an_unknown_run_says_so(machine: Machine) -> None:
     app = await machine.boot()
     run = app.get("nobody")
@@ -282,10 +276,8 @@ def test_a_folder_is_not_a_store(tmp_path: Path) -> None:
         try_to_open(tmp_path)
 
 
-@scenario
 async def test_a_disk_that_becomes_read_only_is_a_clear_error_and_nothing_is_lost(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(from_signal, id="r")
+    app, run = await machine.start(from_signal, id="r")
     await machine.rest(app)
     app.store._writer.connection.pragma("query_only", 1)  # type: ignore[attr-defined]
     with pytest.raises(StoreReadOnly):

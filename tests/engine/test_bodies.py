@@ -280,75 +280,63 @@ def test_bodies_that_wait_for_one_future_all_get_it() -> None:
     assert asyncio.run(main()) == ["done"] * 3
 
 
-def test_a_task_that_was_kept_can_be_awaited_later() -> None:
-    async def main() -> None:
-        kept: list[asyncio.Task[Any]] = []
+async def test_a_task_that_was_kept_can_be_awaited_later() -> None:
+    kept: list[asyncio.Task[Any]] = []
 
-        async def body() -> None:
-            kept.append(asyncio.current_task())  # type: ignore[arg-type]
+    async def body() -> None:
+        kept.append(asyncio.current_task())  # type: ignore[arg-type]
 
-        Bodies().add(body)
-        await until(lambda: bool(kept))
-        await asyncio.wait_for(kept[0], DEADLINE_SECONDS)
-        assert kept[0].done()
-
-    asyncio.run(main())
+    Bodies().add(body)
+    await until(lambda: bool(kept))
+    await asyncio.wait_for(kept[0], DEADLINE_SECONDS)
+    assert kept[0].done()
 
 
-def test_bodies_whose_task_is_cancelled_before_it_begins_begin_in_another_one() -> None:
-    async def main() -> None:
-        begun: list[int] = []
+async def test_bodies_whose_task_is_cancelled_before_it_begins_begin_in_another_one() -> None:
+    begun: list[int] = []
 
-        async def body() -> None:
-            begun.append(1)
+    async def body() -> None:
+        begun.append(1)
 
-        bodies, others = Bodies(), asyncio.all_tasks()
-        for _ in range(3):
-            bodies.add(body)
-        for task in asyncio.all_tasks() - others:
-            task.cancel()
-        await until(lambda: len(begun) == 3)
-
-    asyncio.run(main())
+    bodies, others = Bodies(), asyncio.all_tasks()
+    for _ in range(3):
+        bodies.add(body)
+    for task in asyncio.all_tasks() - others:
+        task.cancel()
+    await until(lambda: len(begun) == 3)
 
 
-def test_a_body_that_cancels_its_task_and_ends_takes_no_other_with_it() -> None:
-    async def main() -> None:
-        begun: list[int] = []
+async def test_a_body_that_cancels_its_task_and_ends_takes_no_other_with_it() -> None:
+    begun: list[int] = []
 
-        async def cancels() -> None:
-            asyncio.current_task().cancel()  # type: ignore[union-attr]
+    async def cancels() -> None:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
 
-        async def body() -> None:
-            await asyncio.sleep(0)
-            begun.append(1)
+    async def body() -> None:
+        await asyncio.sleep(0)
+        begun.append(1)
 
-        bodies = Bodies()
-        for one in (cancels, body, cancels, body):
-            bodies.add(one)
-        await until(lambda: len(begun) == 2)
-
-    asyncio.run(main())
+    bodies = Bodies()
+    for one in (cancels, body, cancels, body):
+        bodies.add(one)
+    await until(lambda: len(begun) == 2)
 
 
-def test_a_body_that_cannot_begin_is_told_to_its_run_and_keeps_no_other_waiting() -> None:
-    async def main() -> None:
-        ended: list[int] = []
+async def test_a_body_that_cannot_begin_is_told_to_its_run_and_keeps_no_other_waiting() -> None:
+    ended: list[int] = []
 
-        async def broken() -> None:
-            raise ValueError("broken")
+    async def broken() -> None:
+        raise ValueError("broken")
 
-        async def body() -> None:
-            await asyncio.sleep(0)
-            ended.append(1)
+    async def body() -> None:
+        await asyncio.sleep(0)
+        ended.append(1)
 
-        bodies = Bodies()
-        for one in (body, broken, body):
-            bodies.add(one)
-        await until(lambda: len(ended) == 2)
-        assert [type(error) for error in bodies.run.stumbled] == [ValueError]
-
-    asyncio.run(main())
+    bodies = Bodies()
+    for one in (body, broken, body):
+        bodies.add(one)
+    await until(lambda: len(ended) == 2)
+    assert [type(error) for error in bodies.run.stumbled] == [ValueError]
 
 
 def test_an_interrupt_in_a_body_reaches_the_loop_and_no_task_stays_current() -> None:
@@ -401,15 +389,12 @@ async def painters() -> list[str]:
     return [await painting("red"), await painting("blue"), COLOUR.get()]
 
 
-def test_what_a_body_sets_in_its_context_nobody_else_sees() -> None:
-    async def main() -> None:
-        COLOUR.set("green")
-        async with everstep.open("memory:") as app:
-            COLOUR.set("yellow")
-            assert await app.run(painters) == ["green", "green", "none"]
-            assert COLOUR.get() == "yellow"
-
-    asyncio.run(main())
+async def test_what_a_body_sets_in_its_context_nobody_else_sees() -> None:
+    COLOUR.set("green")
+    async with everstep.open("memory:") as app:
+        COLOUR.set("yellow")
+        assert await app.run(painters) == ["green", "green", "none"]
+        assert COLOUR.get() == "yellow"
 
 
 STARTED: list[str] = []
@@ -432,15 +417,12 @@ async def changes_its_mind() -> str:
     return await first
 
 
-def test_a_step_that_was_cancelled_before_its_turn_never_begins() -> None:
-    async def main() -> None:
-        STARTED.clear()
-        async with everstep.open("memory:") as app:
-            run = await app.start(changes_its_mind)
-            assert await run.result() == "first"
-            assert STARTED == ["first"]
-
-    asyncio.run(main())
+async def test_a_step_that_was_cancelled_before_its_turn_never_begins() -> None:
+    STARTED.clear()
+    async with everstep.open("memory:") as app:
+        run = await app.start(changes_its_mind)
+        assert await run.result() == "first"
+        assert STARTED == ["first"]
 
 
 @step(name="in_time", effect="read")
@@ -467,12 +449,9 @@ async def uses_all_of_asyncio() -> list[Any]:
     return seen
 
 
-def test_bodies_use_timeouts_and_groups_from_their_first_line_on() -> None:
-    async def main() -> None:
-        async with everstep.open("memory:") as app:
-            assert await app.run(uses_all_of_asyncio) == [3, "late"]
-
-    asyncio.run(main())
+async def test_bodies_use_timeouts_and_groups_from_their_first_line_on() -> None:
+    async with everstep.open("memory:") as app:
+        assert await app.run(uses_all_of_asyncio) == [3, "late"]
 
 
 @workflow(name="many_reads")
@@ -482,13 +461,10 @@ async def many_reads(times: int) -> int:
     return times
 
 
-def test_the_outcomes_of_bodies_that_never_wait_are_recorded_in_order_and_none_is_early() -> None:
-    async def main() -> None:
-        async with everstep.open("memory:") as app:
-            run = await app.start(many_reads, 200)
-            assert await run.result() == 200
-            events = [event for event in await run.history() if event.kind.startswith("step_")]
-            assert [event.kind for event in events] == ["step_started", "step_completed"] * 200
-            assert not any(event.body.get("early") for event in events)
-
-    asyncio.run(main())
+async def test_the_outcomes_of_bodies_that_never_wait_are_recorded_in_order_and_none_is_early() -> None:
+    async with everstep.open("memory:") as app:
+        run = await app.start(many_reads, 200)
+        assert await run.result() == 200
+        events = [event for event in await run.history() if event.kind.startswith("step_")]
+        assert [event.kind for event in events] == ["step_started", "step_completed"] * 200
+        assert not any(event.body.get("early") for event in events)

@@ -9,20 +9,8 @@ import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse, RunCancelled, RunEnded, RunTimedOut, UnknownRun
 from everstep.stores.protocol import Append, Post
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-
-
-@step
-async def note(text: str) -> str:
-    NOTES.append(text)
-    return text
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import NOTES, note
 
 
 @workflow
@@ -43,10 +31,8 @@ async def stubborn() -> str:
 
 
 # -- taking effect -----------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_cancel_reaches_the_code_and_its_finally_does_durable_work(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(waiting, id="r")
+    app, run = await machine.start(waiting, id="r")
     await machine.rest(app)
     await run.cancel("no longer wanted")
     with pytest.raises(RunCancelled):
@@ -65,7 +51,6 @@ async def test_a_cancel_reaches_the_code_and_its_finally_does_durable_work(machi
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_code_that_catches_the_cancel_and_returns_completes(machine: Machine) -> None:
     @workflow
     async def polite() -> str:
@@ -75,14 +60,12 @@ async def test_code_that_catches_the_cancel_and_returns_completes(machine: Machi
             await note("caught")
         return "done all the same"
 
-    app = await machine.boot()
-    run = await app.start(polite, id="r")
+    app, run = await machine.start(polite, id="r")
     await machine.rest(app)
     await run.cancel()
     assert await run.result() == "done all the same"
 
 
-@scenario
 async def test_a_cancelled_step_body_is_stopped_and_records_nothing(machine: Machine) -> None:
     gate = Gate()
 
@@ -98,8 +81,7 @@ async def test_a_cancelled_step_body_is_stopped_and_records_nothing(machine: Mac
     async def flow() -> None:
         await long()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await run.cancel()
     with pytest.raises(RunCancelled):
@@ -108,10 +90,8 @@ async def test_a_cancelled_step_body_is_stopped_and_records_nothing(machine: Mac
     assert machine.kinds("r") == ["run_started", "step_started", "cancel_requested", "step_cancelled", "run_cancelled"]
 
 
-@scenario
 async def test_after_its_grace_the_run_ends_without_its_code(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(stubborn, id="r")
+    app, run = await machine.start(stubborn, id="r")
     await machine.rest(app)
     await run.cancel(grace=5)
     await machine.rest(app)
@@ -123,10 +103,8 @@ async def test_after_its_grace_the_run_ends_without_its_code(machine: Machine) -
     assert end.forced
 
 
-@scenario
 async def test_grace_is_remembered_across_a_crash(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(stubborn, id="r")
+    app, run = await machine.start(stubborn, id="r")
     await machine.rest(app)
     await run.cancel(grace=60)
     await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
@@ -140,7 +118,6 @@ async def test_grace_is_remembered_across_a_crash(machine: Machine) -> None:
     assert machine.status("r") == "cancelled"
 
 
-@scenario
 async def test_a_cancel_found_after_downtime_still_gives_the_code_its_grace(machine: Machine) -> None:
     gate = Gate()
 
@@ -156,8 +133,7 @@ async def test_a_cancel_found_after_downtime_still_gives_the_code_its_grace(mach
         finally:
             await slow_cleanup()
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.stop(app)
     sender = await machine.boot()
@@ -173,10 +149,8 @@ async def test_a_cancel_found_after_downtime_still_gives_the_code_its_grace(mach
     assert not end.forced
 
 
-@scenario
 async def test_now_ends_a_run_without_its_code(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(waiting, id="r")
+    app, run = await machine.start(waiting, id="r")
     await machine.rest(app)
     await run.cancel("now", now=True)
     with pytest.raises(RunCancelled):
@@ -186,10 +160,8 @@ async def test_now_ends_a_run_without_its_code(machine: Machine) -> None:
     assert end.forced
 
 
-@scenario
 async def test_now_ends_a_run_that_nobody_drives(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(waiting, id="r")
+    app, _ = await machine.start(waiting, id="r")
     await machine.rest(app)
     await machine.kill(app)
     other = await machine.boot()
@@ -199,7 +171,6 @@ async def test_now_ends_a_run_that_nobody_drives(machine: Machine) -> None:
     assert NOTES == []
 
 
-@scenario
 async def test_now_reaches_a_run_that_another_process_drives(machine: Machine) -> None:
     app, other = await machine.boot(), await machine.boot()
     run = await app.start(waiting, id="r")
@@ -210,10 +181,8 @@ async def test_now_reaches_a_run_that_another_process_drives(machine: Machine) -
     assert NOTES == []
 
 
-@scenario
 async def test_a_second_cancel_with_now_overrules_the_grace(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(stubborn, id="r")
+    app, run = await machine.start(stubborn, id="r")
     await machine.rest(app)
     await run.cancel(grace=1000)
     await machine.rest(app)
@@ -222,11 +191,9 @@ async def test_a_second_cancel_with_now_overrules_the_grace(machine: Machine) ->
         await run.result()
 
 
-@scenario
 async def test_two_cancels_at_once_are_one_end(machine: Machine) -> None:
     """The second arrives while the first one's end is being saved: the end stands, and nobody waits for the grace."""
-    app = await machine.boot()
-    run = await app.start(waiting, id="r")
+    app, run = await machine.start(waiting, id="r")
     await machine.rest(app)
     await asyncio.gather(run.cancel("one"), run.cancel("two"))
     with pytest.raises(RunCancelled):
@@ -236,14 +203,12 @@ async def test_two_cancels_at_once_are_one_end(machine: Machine) -> None:
     assert [one.state for one in machine.store.signals("r")] == ["consumed", "consumed"]
 
 
-@scenario
 async def test_two_cancels_found_together_are_one_end(machine: Machine) -> None:
     @workflow
     async def plain() -> None:
         await everstep.receive("never")
 
-    app = await machine.boot()
-    await app.start(plain, id="r")
+    app, _ = await machine.start(plain, id="r")
     await machine.rest(app)
     await machine.stop(app)
     sender = await machine.boot()
@@ -256,7 +221,6 @@ async def test_two_cancels_found_together_are_one_end(machine: Machine) -> None:
 
 # -- against the end ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
-@scenario
 async def test_a_cancel_that_comes_too_late_is_told_so(machine: Machine, how: str) -> None:
     @workflow
     async def flow() -> None:
@@ -265,8 +229,7 @@ async def test_a_cancel_that_comes_too_late_is_told_so(machine: Machine, how: st
         if how == "cancelled":
             await everstep.receive("never")
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.rest(app)
     if how == "cancelled":
         await run.cancel()
@@ -278,7 +241,6 @@ async def test_a_cancel_that_comes_too_late_is_told_so(machine: Machine, how: st
     assert machine.store.inbox("r") == []
 
 
-@scenario
 async def test_a_cancel_that_arrives_while_the_run_completes_comes_first(machine: Machine) -> None:
     """The code has returned, its end is not durable, and a cancel is already in the inbox: the cancel is not lost."""
     app = await machine.boot()
@@ -316,7 +278,6 @@ async def test_a_cancel_that_arrives_while_the_run_completes_comes_first(machine
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_signal_beside_that_cancel_is_visibly_undelivered(machine: Machine) -> None:
     app = await machine.boot()
 
@@ -350,7 +311,6 @@ async def test_a_signal_beside_that_cancel_is_visibly_undelivered(machine: Machi
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_cancels_race_with_completions_and_each_has_one_end(machine: Machine) -> None:
     @workflow
     async def quick(number: int) -> int:
@@ -383,10 +343,8 @@ async def test_cancels_race_with_completions_and_each_has_one_end(machine: Machi
 
 
 # -- in every status ---------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_queued_run_is_cancelled_when_it_is_taken_up(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(waiting, id="r")
+    app, _ = await machine.start(waiting, id="r")
     await machine.rest(app)
     machine.sql("UPDATE runs SET status = 'queued', owner = NULL WHERE id = 'r'")
     await machine.kill(app)
@@ -398,10 +356,8 @@ async def test_a_queued_run_is_cancelled_when_it_is_taken_up(machine: Machine) -
     assert NOTES == ["cleaned up"]
 
 
-@scenario
 async def test_a_held_run_is_cancelled_at_once_without_its_code(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(waiting, id="r")
+    app, run = await machine.start(waiting, id="r")
     await machine.rest(app)
     await app.hold("r", "wait for ann")
     await machine.until_status("r", "held")
@@ -412,10 +368,8 @@ async def test_a_held_run_is_cancelled_at_once_without_its_code(machine: Machine
     assert (hold.resolution, hold.note) == ("cancel", "not needed")
 
 
-@scenario
 async def test_a_run_that_was_delayed_never_begins_when_it_is_cancelled(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(waiting, id="r", delay=3600)
+    _, run = await machine.start(waiting, id="r", delay=3600)
     await run.cancel("changed my mind")
     await machine.until_status("r", "cancelled")
     with pytest.raises(RunCancelled):
@@ -424,7 +378,6 @@ async def test_a_run_that_was_delayed_never_begins_when_it_is_cancelled(machine:
     assert NOTES == []
 
 
-@scenario
 async def test_a_delayed_run_that_another_process_owns_never_begins_when_it_is_cancelled(machine: Machine) -> None:
     app, other = await machine.boot(), await machine.boot()
     run = await app.start(waiting, id="r", delay=3600)
@@ -434,7 +387,6 @@ async def test_a_delayed_run_that_another_process_owns_never_begins_when_it_is_c
     assert "signal_awaited" not in machine.kinds("r")
 
 
-@scenario
 async def test_an_unknown_run_and_a_wrong_grace_are_refused(machine: Machine) -> None:
     app = await machine.boot()
     with pytest.raises(UnknownRun, match="there"):
@@ -444,7 +396,6 @@ async def test_an_unknown_run_and_a_wrong_grace_are_refused(machine: Machine) ->
         await app.cancel("r", grace=-1)
 
 
-@scenario
 async def test_a_cancel_and_a_signal_in_one_batch_come_in_their_order(machine: Machine) -> None:
     @workflow
     async def flow() -> str:
@@ -456,8 +407,7 @@ async def test_a_cancel_and_a_signal_in_one_batch_come_in_their_order(machine: M
             await note("-".join(words))
             raise
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.stop(app)
     sender = await machine.boot()
@@ -473,15 +423,13 @@ async def test_a_cancel_and_a_signal_in_one_batch_come_in_their_order(machine: M
 
 # -- children ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["cooperative", "now", "now, nobody drives it", "held"])
-@scenario
 async def test_a_cancel_reaches_children_however_the_parent_ends(machine: Machine, how: str) -> None:
     @workflow
     async def parent() -> None:
         await everstep.start(waiting, id="child")
         await everstep.receive("never")
 
-    app = await machine.boot()
-    await app.start(parent, id="p")
+    app, _ = await machine.start(parent, id="p")
     await machine.until_status("child", "waiting")
     await machine.rest(app)
     if how == "held":
@@ -505,10 +453,8 @@ async def limited() -> str:
         await note("cleaned up")
 
 
-@scenario
 async def test_a_run_that_takes_too_long_is_cancelled_and_fails_as_timed_out(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(limited, id="r")
+    app, run = await machine.start(limited, id="r")
     await machine.rest(app)
     await machine.advance(99)
     assert machine.status("r") == "waiting"
@@ -521,10 +467,8 @@ async def test_a_run_that_takes_too_long_is_cancelled_and_fails_as_timed_out(mac
     assert request.timeout
 
 
-@scenario
 async def test_a_timeout_is_judged_after_downtime_and_the_code_has_its_grace(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(limited, id="r")
+    app, _ = await machine.start(limited, id="r")
     await machine.rest(app)
     await machine.kill(app)
     machine.clock.advance(100_000)
@@ -533,14 +477,12 @@ async def test_a_timeout_is_judged_after_downtime_and_the_code_has_its_grace(mac
     assert NOTES == ["cleaned up"]
 
 
-@scenario
 async def test_a_signal_that_came_before_the_timeout_counts_after_downtime(machine: Machine) -> None:
     @workflow(timeout=100)
     async def flow() -> str:
         return await everstep.receive("word", str)
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.kill(app)
     sender = await machine.boot()
@@ -552,10 +494,8 @@ async def test_a_signal_that_came_before_the_timeout_counts_after_downtime(machi
     assert await worker.get("r").result() == "in time"
 
 
-@scenario
 async def test_a_retried_run_has_its_whole_time_again(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(limited, id="r")
+    app, run = await machine.start(limited, id="r")
     await machine.rest(app)
     await machine.advance(101)
     await machine.until_status("r", "failed")
@@ -567,10 +507,8 @@ async def test_a_retried_run_has_its_whole_time_again(machine: Machine) -> None:
     assert await run.result() == "at last"
 
 
-@scenario
 async def test_the_time_of_a_delayed_run_counts_from_its_beginning(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(limited, id="r", delay=1000)
+    app, run = await machine.start(limited, id="r", delay=1000)
     await machine.rest(app)
     await machine.advance(1001)
     await machine.until(lambda: "signal_awaited" in machine.kinds("r"))

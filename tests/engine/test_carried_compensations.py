@@ -6,7 +6,6 @@ import pytest
 
 import everstep
 from everstep import Live, step, workflow
-from everstep.cli.timeline import timeline_of
 from everstep.effects import saga as declared
 from everstep.engine.history.verify import verify_now
 from everstep.errors import CompensationBegun, Misuse, RunCancelled
@@ -14,24 +13,16 @@ from everstep.model.carried import undoing_entropy
 from everstep.model.digests import step_key
 from everstep.model.events import decode_body
 from everstep.stores.rows.keys import EffectFilter
-from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted() -> None:
-    NOTES.clear()
-    GATES.clear()
+from everstep.view.timeline import timeline_of
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.judging import sound
+from tests.worlds.ledger import GATES, NOTES, pass_gate
 
 
 @step
 async def unbook(booking: str, room: int) -> None:
     NOTES.append(f"unbook {booking} {everstep.key()}")
-    if f"unbook {room}" in GATES:
-        await GATES[f"unbook {room}"].wait()
+    await pass_gate(f"unbook {room}")
 
 
 @step(compensate=unbook)
@@ -66,14 +57,9 @@ def undone() -> list[str]:
     return [" ".join(note.split()[1:3]) for note in NOTES if note.startswith("unbook")]
 
 
-def all_is_sound(machine: Machine) -> None:
-    assert check(export_histories(machine.store)) == []
-
-
 ALL = ["room 13", "room 3", "room 12", "room 2", "room 11", "room 1"]
 
 
-@scenario
 async def test_a_later_generation_that_fails_undoes_what_all_of_them_did_the_last_first(machine: Machine) -> None:
     app = await machine.boot()
     with pytest.raises(LookupError) as failed:
@@ -83,16 +69,14 @@ async def test_a_later_generation_that_fails_undoes_what_all_of_them_did_the_las
     said = "book#2, book, book#2 of generation 2, book of generation 2, book#2 of generation 1, book of generation 1"
     assert failed.value.__notes__ == [f"Compensated: {said}."]
     assert machine.bodies("r", "compensation_started")[0].steps == [2, 1, -1, -2, -3, -4]
-    all_is_sound(machine)
+    sound(machine)
     shown = [(row.name, row.undone) for row in timeline_of(machine.store, "r", 3).compensations()]
     assert shown[0] == ("book of generation 1", "compensated")
     assert len(shown) == 6
 
 
-@scenario
 async def test_a_rollback_undoes_older_generations_too_and_only_once(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(touring, 1, 3, False, id="r")
+    app, run = await machine.start(touring, 1, 3, False, id="r")
     assert await run.result(timeout=60) == "home"
     await app.rollback("r")
     with pytest.raises(RunCancelled):
@@ -100,16 +84,14 @@ async def test_a_rollback_undoes_older_generations_too_and_only_once(machine: Ma
     assert undone() == ALL
     with pytest.raises(CompensationBegun):
         await app.rollback("r")
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_process_that_dies_while_it_undoes_an_older_generation_leaves_the_rest_to_the_next(
     machine: Machine,
 ) -> None:
     gate = GATES["unbook 2"] = Gate()
-    app = await machine.boot()
-    await app.start(touring, 1, 3, True, id="r")
+    app, _ = await machine.start(touring, 1, 3, True, id="r")
     await gate.reached.wait()
     await machine.kill(app)
     before = list(NOTES)
@@ -120,10 +102,9 @@ async def test_a_process_that_dies_while_it_undoes_an_older_generation_leaves_th
     begun, again = before[-1], NOTES[len(before)]
     assert begun == again, "the same compensation, with the same key"
     assert undone() == [*ALL[:4], *ALL[3:]]
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_the_keys_of_compensations_do_not_depend_on_the_generation_that_undoes(machine: Machine) -> None:
     app = await machine.boot()
     for id, last in (("r", 2), ("s", 3)):
@@ -143,7 +124,6 @@ async def test_the_keys_of_compensations_do_not_depend_on_the_generation_that_un
     assert [one.entropy for one in carried[0]] == [one.entropy for one in carried[1][:2]]
 
 
-@scenario
 async def test_a_key_of_its_own_is_freed_when_a_later_generation_undoes_its_step(machine: Machine) -> None:
     @workflow(name="ringing")
     async def ringing(left: int) -> None:
@@ -158,10 +138,9 @@ async def test_a_key_of_its_own_is_freed_when_a_later_generation_undoes_its_step
     assert NOTES == ["ring a", "unring a"]
     (row,) = machine.store.effects(EffectFilter())
     assert (row.key, row.state, row.generation, row.round) == ("bell:a", "free", 1, 1)
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_what_is_large_or_secret_is_carried_over_whole_and_not_shown(machine: Machine) -> None:
     @workflow(name="whispering")
     async def whispering(word: str, left: int) -> None:
@@ -170,18 +149,16 @@ async def test_what_is_large_or_secret_is_carried_over_whole_and_not_shown(machi
             everstep.continue_as(word[:1], left - 1)
         raise LookupError("no car")
 
-    app = await machine.boot()
-    run = await app.start(whispering, "psst" * 5000, 1, id="r")
+    _, run = await machine.start(whispering, "psst" * 5000, 1, id="r")
     with pytest.raises(LookupError):
         await run.result(timeout=60)
     assert NOTES == ["forget"]
     first = (await run.history())[0].body["carried"]["undoable"][0]
     assert (first["step"], first["whole_ref"], first["ref"]) == ("whisper", "(secret)", "(secret)")
     verify_now(machine.store, "r")
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_person_is_asked_about_a_compensation_of_an_older_generation(machine: Machine) -> None:
     @step(effect="once", name="unsend")
     async def unsend(outcome: int, number: int) -> None:
@@ -198,25 +175,22 @@ async def test_a_person_is_asked_about_a_compensation_of_an_older_generation(mac
             everstep.continue_as(left - 1)
         raise LookupError("no car")
 
-    app = await machine.boot()
-    run = await app.start(sending, 1, id="r")
+    app, run = await machine.start(sending, 1, id="r")
     await machine.until(lambda: machine.status("r") == "held")
     assert "send of generation 1" in machine.hold("r").summary
     await app.resolve("r", "done", value=None)
     with pytest.raises(LookupError, match="no car"):
         await run.result(timeout=60)
     assert [row.state for row in machine.store.effects(EffectFilter())] == ["free"]
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_code_that_no_longer_declares_the_step_holds_the_run_and_the_right_code_goes_on(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
         without.setattr(declared, "_DECLARED", {"book": declared._DECLARED["book"]})
-        app = await machine.boot()
-        run = await app.start(touring, 1, 2, False, id="r")
+        app, run = await machine.start(touring, 1, 2, False, id="r")
         assert await run.result(timeout=60) == "home"
         declared._DECLARED.clear()
         await app.rollback("r")
@@ -265,18 +239,15 @@ async def _live(left: int) -> None:
 @pytest.mark.parametrize(
     ("function", "says"), [(_made_inside, "made by the code"), (_bound, "bound to an object"), (_live, "not stored")]
 )
-@scenario
 async def test_a_step_that_a_later_generation_could_not_undo_is_refused(
     machine: Machine, function: Any, says: str
 ) -> None:
-    app = await machine.boot()
-    run = await app.start(workflow(name=f"wrong{function.__name__}")(function), 1, id="r")
+    _, run = await machine.start(workflow(name=f"wrong{function.__name__}")(function), 1, id="r")
     with pytest.raises(Misuse, match=says):
         await run.result(timeout=60)
     assert machine.row("r").generation == 1
 
 
-@scenario
 async def test_checkpoints_of_a_later_generation_are_used_and_older_ones_are_undone(machine: Machine) -> None:
     @workflow(name="looping_on")
     async def looping_on(left: int) -> None:
@@ -291,8 +262,7 @@ async def test_checkpoints_of_a_later_generation_are_used_and_older_ones_are_und
             await everstep.receive("go", int)
         raise LookupError("full")
 
-    app = await machine.boot()
-    run = await app.start(looping_on, 1, id="r")
+    app, run = await machine.start(looping_on, 1, id="r")
     await run.signal("go", 1)
     await machine.until(lambda: "turn 1" in NOTES and machine.status("r") == "waiting")
     await machine.kill(app)

@@ -211,7 +211,7 @@ def surroundings() -> Any:
 
 
 @pytest.mark.parametrize("every", [None, 1, 3])
-def test_after_every_event_a_resume_from_a_checkpoint_leads_where_a_whole_replay_leads(every: int | None) -> None:
+async def test_after_every_event_a_resume_from_a_checkpoint_leads_where_a_whole_replay_leads(every: int | None) -> None:
     """Every deed once in the loop, and each of them again before it and after."""
     turns = [[deed] for deed in DEEDS] + [
         ["read", "effect", "random", "wait", "expect", "publish", "read"],
@@ -220,29 +220,23 @@ def test_after_every_event_a_resume_from_a_checkpoint_leads_where_a_whole_replay
     ]
     before = ["read", "random", "receive", "patch", "expect", "publish", "wait", "cancel", "spend", "charge"]
 
-    async def main() -> None:
-        store, first = await first_life(before, turns, every)
-        assert first.error is None
-        assert len(first.value) == len(before) + sum(map(len, turns))
-        left_out = [compare_replays(store, count, eventful) for count in range(1, len(first.events))]
-        assert max(left_out) > len(first.events) // 2, "most of the history was never looked at"
-
-    asyncio.run(main())
+    store, first = await first_life(before, turns, every)
+    assert first.error is None
+    assert len(first.value) == len(before) + sum(map(len, turns))
+    left_out = [compare_replays(store, count, eventful) for count in range(1, len(first.events))]
+    assert max(left_out) > len(first.events) // 2, "most of the history was never looked at"
 
 
-def test_after_every_event_a_run_that_goes_on_ends_as_it_would_have() -> None:
+async def test_after_every_event_a_run_that_goes_on_ends_as_it_would_have() -> None:
     arguments = (
         ["receive", "random"],
         [["effect", "random"], ["sleep"], ["receive"], ["gather", "publish"], ["child"], ["retry"], ["fail", "wait"]],
         None,
     )
 
-    async def main() -> None:
-        store, first = await first_life(*arguments)
-        for count in range(1, len(first.events)):
-            await compare_lives(store, first, arguments, count)
-
-    asyncio.run(main())
+    store, first = await first_life(*arguments)
+    for count in range(1, len(first.events)):
+        await compare_lives(store, first, arguments, count)
 
 
 deeds = st.sampled_from(DEEDS)
@@ -304,40 +298,34 @@ async def retried_loop(turns: int, extras: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("extras", [0, 1, 2, 4])
-def test_after_every_event_of_a_run_that_was_retried_again_and_again_both_ways_lead_to_the_same_place(
+async def test_after_every_event_of_a_run_that_was_retried_again_and_again_both_ways_lead_to_the_same_place(
     extras: int,
 ) -> None:
-    async def main() -> None:
-        store = KeepingStore()
-        app = App(store, clock=FakeClock())
-        await app.open()
-        BROKEN.update((2, 8, 12))
-        run = await app.start(retried_loop, 8, extras, id=RUN)
-        for broken in (2, 8, 12):
-            with pytest.raises(ValueError, match=str(broken)):
-                await run.result(timeout=60)
-            BROKEN.discard(broken)
-            await app.retry(RUN)
-        await run.result(timeout=60)
-        await app.close()
-        events = store.events(RUN, 1)
-        ends = ("run_failed", "run_completed")
-        counts = [event.seq for event in events if event.kind not in ends]
-        left_out = [compare_replays(store, count, retried_loop) for count in counts]
-        assert len([event for event in events if event.kind == "run_retried"]) == 3
-        assert max(left_out) > len(events) // 2
-
-    asyncio.run(main())
+    store = KeepingStore()
+    app = App(store, clock=FakeClock())
+    await app.open()
+    BROKEN.update((2, 8, 12))
+    run = await app.start(retried_loop, 8, extras, id=RUN)
+    for broken in (2, 8, 12):
+        with pytest.raises(ValueError, match=str(broken)):
+            await run.result(timeout=60)
+        BROKEN.discard(broken)
+        await app.retry(RUN)
+    await run.result(timeout=60)
+    await app.close()
+    events = store.events(RUN, 1)
+    ends = ("run_failed", "run_completed")
+    counts = [event.seq for event in events if event.kind not in ends]
+    left_out = [compare_replays(store, count, retried_loop) for count in counts]
+    assert len([event for event in events if event.kind == "run_retried"]) == 3
+    assert max(left_out) > len(events) // 2
 
 
-def test_a_run_that_has_no_checkpoint_yet_or_none_that_is_kept_is_replayed_whole() -> None:
-    async def main() -> None:
-        store, first = await first_life(["read"], [["effect"], ["effect"]], None)
-        taken = [event.seq for event in first.events if event.kind == "checkpoint_taken"]
-        before = cut_with_checkpoints(store, taken[0] - 1)
-        past, replayed = recovered(before, eventful)
-        replayed.execution.evict()
-        assert (past.checkpoint, len(past.events)) == (None, taken[0] - 1)
-        assert store.run(RUN) is not None
-
-    asyncio.run(main())
+async def test_a_run_that_has_no_checkpoint_yet_or_none_that_is_kept_is_replayed_whole() -> None:
+    store, first = await first_life(["read"], [["effect"], ["effect"]], None)
+    taken = [event.seq for event in first.events if event.kind == "checkpoint_taken"]
+    before = cut_with_checkpoints(store, taken[0] - 1)
+    past, replayed = recovered(before, eventful)
+    replayed.execution.evict()
+    assert (past.checkpoint, len(past.events)) == (None, taken[0] - 1)
+    assert store.run(RUN) is not None

@@ -10,20 +10,8 @@ from everstep import step, workflow
 from everstep.errors import IdConflict, RunCancelled
 from everstep.model.events import decode_body
 from everstep.stores.protocol import Append
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-
-
-@step
-async def note(text: str) -> str:
-    NOTES.append(text)
-    return text
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import NOTES, note
 
 
 @workflow
@@ -47,7 +35,6 @@ async def patient(text: str = "") -> str:
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_workflow_called_in_a_workflow_is_a_child_run(machine: Machine) -> None:
     @workflow
     async def parent() -> int:
@@ -69,7 +56,6 @@ async def test_a_workflow_called_in_a_workflow_is_a_child_run(machine: Machine) 
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_childs_start_is_one_transaction_with_its_parents_record(machine: Machine) -> None:
     @workflow
     async def parent() -> int:
@@ -94,7 +80,6 @@ async def test_a_childs_start_is_one_transaction_with_its_parents_record(machine
     assert together == [True]
 
 
-@scenario
 async def test_started_children_run_side_by_side_and_their_results_are_awaited_later(machine: Machine) -> None:
     @workflow
     async def parent() -> list[int]:
@@ -107,7 +92,6 @@ async def test_started_children_run_side_by_side_and_their_results_are_awaited_l
     assert len(machine.store.children("p")) == 10
 
 
-@scenario
 async def test_a_childs_failure_is_raised_with_its_type_and_can_be_handled(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
@@ -121,7 +105,6 @@ async def test_a_childs_failure_is_raised_with_its_type_and_can_be_handled(machi
     assert await app.run(parent, id="p") == "handled gone"
 
 
-@scenario
 async def test_a_childs_failure_that_nobody_handles_is_the_parents(machine: Machine) -> None:
     @workflow
     async def parent() -> None:
@@ -133,7 +116,6 @@ async def test_a_childs_failure_that_nobody_handles_is_the_parents(machine: Mach
     assert machine.status("p") == machine.status("p.1") == "failed"
 
 
-@scenario
 async def test_a_child_whose_failure_nobody_awaits_does_not_hurt_its_parent(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
@@ -141,15 +123,13 @@ async def test_a_child_whose_failure_nobody_awaits_does_not_hurt_its_parent(mach
         await everstep.receive("go")
         return "fine"
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    _, run = await machine.start(parent, id="p")
     await machine.until_status("child", "failed")
     await run.signal("go")
     assert await run.result() == "fine"
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_an_explicit_id_attaches_to_a_run_with_the_same_workflow_and_arguments(machine: Machine) -> None:
     @workflow
     async def parent() -> int:
@@ -162,7 +142,6 @@ async def test_an_explicit_id_attaches_to_a_run_with_the_same_workflow_and_argum
     assert NOTES == ["double 3"]
 
 
-@scenario
 async def test_two_parents_may_follow_one_running_child(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
@@ -177,7 +156,6 @@ async def test_two_parents_may_follow_one_running_child(machine: Machine) -> Non
 
 
 @pytest.mark.parametrize("other", ["arguments", "workflow"])
-@scenario
 async def test_an_explicit_id_of_another_run_is_a_conflict_in_the_parent(machine: Machine, other: str) -> None:
     @workflow
     async def parent() -> str:
@@ -198,7 +176,6 @@ async def test_an_explicit_id_of_another_run_is_a_conflict_in_the_parent(machine
 
 # -- crashes -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("recover", [True, False])
-@scenario
 async def test_a_child_of_a_killed_parent_goes_on_and_is_not_started_twice(machine: Machine, recover: bool) -> None:
     gate = Gate()
 
@@ -216,8 +193,7 @@ async def test_a_child_of_a_killed_parent_goes_on_and_is_not_started_twice(machi
     async def parent() -> str:
         return await child()
 
-    app = await machine.boot()
-    await app.start(parent, id="p")
+    app, _ = await machine.start(parent, id="p")
     await gate.reached.wait()
     await machine.kill(app)
     gate.opened.set()
@@ -229,14 +205,12 @@ async def test_a_child_of_a_killed_parent_goes_on_and_is_not_started_twice(machi
     assert NOTES == ["child", "child"]
 
 
-@scenario
 async def test_a_parent_that_was_killed_while_its_child_ended_is_told(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
         return await (await everstep.start(patient, id="child")).result()
 
-    app = await machine.boot()
-    await app.start(parent, id="p")
+    app, _ = await machine.start(parent, id="p")
     await machine.until_status("child", "waiting")
     await machine.rest(app)
     await machine.kill(app)
@@ -248,7 +222,6 @@ async def test_a_parent_that_was_killed_while_its_child_ended_is_told(machine: M
     await machine.until_status("p", "completed")
 
 
-@scenario
 async def test_grandchildren_work_and_survive(machine: Machine) -> None:
     @workflow
     async def middle(number: int) -> int:
@@ -260,8 +233,7 @@ async def test_grandchildren_work_and_survive(machine: Machine) -> None:
         word = await everstep.receive("go", int)
         return first + word + await middle(10)
 
-    app = await machine.boot()
-    await app.start(top, id="t")
+    app, _ = await machine.start(top, id="t")
     await machine.until_status("t", "waiting")
     await machine.until(lambda: machine.kinds("t").count("child_ended") == 1)
     await machine.rest(app)
@@ -276,7 +248,6 @@ async def test_grandchildren_work_and_survive(machine: Machine) -> None:
 # -- ends --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["returns", "raises", "is cancelled"])
 @pytest.mark.parametrize("policy", ["cancel", "abandon", "wait"])
-@scenario
 async def test_a_childs_policy_decides_what_its_parents_end_means(machine: Machine, policy: Any, how: str) -> None:
     @workflow(name="minor", on_parent_end=policy)
     async def minor() -> str:
@@ -290,8 +261,7 @@ async def test_a_childs_policy_decides_what_its_parents_end_means(machine: Machi
             raise ValueError("end")
         return "ended"
 
-    app = await machine.boot()
-    run = await app.start(major, id="p")
+    app, run = await machine.start(major, id="p")
     await machine.until_status("child", "waiting")
     await machine.rest(app)
     if how == "is cancelled":
@@ -317,7 +287,6 @@ async def test_a_childs_policy_decides_what_its_parents_end_means(machine: Machi
     assert NOTES == ["cleaned up"]
 
 
-@scenario
 async def test_cancelling_a_direct_call_cancels_the_child(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
@@ -328,8 +297,7 @@ async def test_cancelling_a_direct_call_cancels_the_child(machine: Machine) -> N
             return "gave up"
         return "?"
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await machine.until_status("p.1", "waiting")
     await machine.rest(app)
     await machine.advance(61)
@@ -339,7 +307,6 @@ async def test_cancelling_a_direct_call_cancels_the_child(machine: Machine) -> N
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_giving_up_waiting_for_a_started_child_does_not_cancel_it(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
@@ -351,8 +318,7 @@ async def test_giving_up_waiting_for_a_started_child_does_not_cancel_it(machine:
             everstep.publish("gave-up", True)
         return await child.result()
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await machine.until_status("child", "waiting")
     await machine.rest(app)
     await machine.advance(61)
@@ -362,7 +328,6 @@ async def test_giving_up_waiting_for_a_started_child_does_not_cancel_it(machine:
 
 
 @pytest.mark.parametrize("policy", ["cancel", "abandon", "wait"])
-@scenario
 async def test_a_started_child_is_cancelled_by_its_handle_whatever_its_policy(machine: Machine, policy: str) -> None:
     @workflow(name=f"stoppable_{policy}", on_parent_end=policy)  # type: ignore[arg-type]  # each of them
     async def stoppable() -> str:
@@ -378,13 +343,11 @@ async def test_a_started_child_is_cancelled_by_its_handle_whatever_its_policy(ma
         except RunCancelled:
             return f"{asked} {child.cancel()}"
 
-    app = await machine.boot()
-    await app.start(parent, id="p")
+    app, _ = await machine.start(parent, id="p")
     await machine.until_status("child", "waiting")
     await machine.rest(app)
     await machine.kill(app)
-    again = await machine.boot()
-    run = await again.start(parent, id="p")
+    _, run = await machine.start(parent, id="p")
     await run.signal("stop", None)
     assert await run.result(timeout=60) == "[True, True] False"
     assert machine.status("child") == "cancelled"
@@ -392,7 +355,6 @@ async def test_a_started_child_is_cancelled_by_its_handle_whatever_its_policy(ma
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_child_that_ended_before_the_cancel_reached_it_gives_its_result(machine: Machine) -> None:
     @workflow
     async def quick() -> str:
@@ -412,7 +374,6 @@ async def test_a_child_that_ended_before_the_cancel_reached_it_gives_its_result(
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_cancel_goes_down_to_grandchildren_and_every_level_cleans_up(machine: Machine) -> None:
     @workflow
     async def middle() -> str:
@@ -428,8 +389,7 @@ async def test_a_cancel_goes_down_to_grandchildren_and_every_level_cleans_up(mac
         finally:
             await note("cleaned up top")
 
-    app = await machine.boot()
-    run = await app.start(top, id="t")
+    app, run = await machine.start(top, id="t")
     await machine.until_status("t.1.1", "waiting")
     await machine.rest(app)
     await run.cancel()
@@ -438,7 +398,6 @@ async def test_a_cancel_goes_down_to_grandchildren_and_every_level_cleans_up(mac
     assert sorted(NOTES) == ["cleaned up bottom", "cleaned up middle", "cleaned up top"]
 
 
-@scenario
 async def test_a_cancelled_child_is_an_error_in_its_parent(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
@@ -448,22 +407,19 @@ async def test_a_cancelled_child_is_an_error_in_its_parent(machine: Machine) -> 
             return "the child was cancelled"
         return "?"
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await machine.until_status("p.1", "waiting")
     await machine.rest(app)
     await app.cancel("p.1")
     assert await run.result() == "the child was cancelled"
 
 
-@scenario
 async def test_a_child_that_is_held_lets_its_parent_wait_and_goes_on_when_resolved(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
         return await (await everstep.start(patient, id="child")).result()
 
-    app = await machine.boot()
-    run = await app.start(parent, id="p")
+    app, run = await machine.start(parent, id="p")
     await machine.until_status("child", "waiting")
     await machine.rest(app)
     await app.hold("child")
@@ -475,7 +431,6 @@ async def test_a_child_that_is_held_lets_its_parent_wait_and_goes_on_when_resolv
     assert await run.result() == "at last"
 
 
-@scenario
 async def test_a_diverged_child_goes_on_when_its_parents_script_is_run_again_with_the_right_code(
     machine: Machine,
 ) -> None:
@@ -491,18 +446,15 @@ async def test_a_diverged_child_goes_on_when_its_parents_script_is_run_again_wit
 
         return outer
 
-    app = await machine.boot()
-    await app.start(declare(True), id="p")
+    app, _ = await machine.start(declare(True), id="p")
     await machine.until_status("p.1", "waiting")
     await machine.rest(app)
     await machine.kill(app)
-    wrong = await machine.boot()
-    await wrong.start(declare(False), id="p")
+    wrong, _ = await machine.start(declare(False), id="p")
     await machine.until_status("p", "waiting")
     await wrong.signal("p.1", "go", "x")
     await machine.until_status("p.1", "held")
     await machine.stop(wrong)
-    right = await machine.boot()
-    run = await right.start(declare(True), id="p")
+    _, run = await machine.start(declare(True), id="p")
     assert await run.result(timeout=60) == "x"
     assert NOTES == ["first"]

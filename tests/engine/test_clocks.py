@@ -20,10 +20,10 @@ from everstep.engine.app.app import App
 from everstep.engine.history.clock import Alarms, StoreClock
 from everstep.engine.process.leases import outwait
 from everstep.stores import ticks as kernel
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Store
 from everstep.stores.sqlite import SqliteStore
 from tests.engine.resume_helpers import PATIENCE_SECONDS, freeze
+from tests.lasting import LastingStore
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -254,14 +254,14 @@ async def test_the_runs_of_a_stopped_worker_go_on_elsewhere_whatever_the_clocks_
     assert world.row(run_of("stopped")).deaths == 0, "it is stopped, and not dead"
 
 
-def quick_clock(store: MemoryStore) -> StoreClock:
+def quick_clock(store: LastingStore) -> StoreClock:
     """Return a clock on which a fifth of a second passes whenever it is looked at."""
     passing = itertools.count(0, SECOND // 5)
     return StoreClock(store.now, lambda: next(passing))
 
 
 def test_a_command_watches_a_stopped_owner_for_a_whole_lease_and_then_takes_its_run() -> None:
-    store = MemoryStore(clock=lambda: DAY)
+    store = LastingStore(clock=lambda: DAY)
     store.register_worker("stopped", 1, "host", HOUR, (), b'{"lease":1.0}')
     assert outwait(store, quick_clock(store), "stopped")
     assert [row.has_lease for row in store.workers()] == [False]
@@ -269,7 +269,7 @@ def test_a_command_watches_a_stopped_owner_for_a_whole_lease_and_then_takes_its_
 
 
 def test_a_command_does_not_wait_for_a_worker_whose_lease_lasts_or_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore(clock=lambda: DAY)
+    store = LastingStore(clock=lambda: DAY)
     store.register_worker("alive", 1, "host", 2 * DAY, (), b'{"lease":1.0}')
     assert not outwait(store, quick_clock(store), "alive")
     assert store.renew("alive", HOUR)  # its clock is far behind
@@ -473,15 +473,12 @@ def test_ticks_count_the_time_of_a_suspended_machine_where_there_is_such_a_clock
     assert before <= between <= time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
-def test_cancelled_alarms_are_not_kept_until_their_time() -> None:
-    async def main() -> None:
-        clock = StoreClock(lambda: DAY, lambda: DAY)
-        alarms = Alarms(clock, asyncio.get_running_loop())
-        kept = [alarms.add(2 * DAY, list) for _ in range(10)]
-        for _ in range(10_000):
-            alarms.add(2 * DAY, list).cancel()
-        assert len(alarms._heap) < 500
-        for alarm in kept:
-            alarm.cancel()
-
-    asyncio.run(main())
+async def test_cancelled_alarms_are_not_kept_until_their_time() -> None:
+    clock = StoreClock(lambda: DAY, lambda: DAY)
+    alarms = Alarms(clock, asyncio.get_running_loop())
+    kept = [alarms.add(2 * DAY, list) for _ in range(10)]
+    for _ in range(10_000):
+        alarms.add(2 * DAY, list).cancel()
+    assert len(alarms._heap) < 500
+    for alarm in kept:
+        alarm.cancel()

@@ -1,6 +1,7 @@
 """The committer by itself: units in flight, and what becomes of them when a commit fails."""
 
 import asyncio
+import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -227,19 +228,95 @@ async def test_a_request_goes_with_the_next_batch(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_closing_waits_for_what_is_in_flight(is_begun: bool) -> None:
-    async def main() -> None:
-        bench = Bench()
-        await bench.learn()
-        bench.store.is_open = False
-        bench.ready(bench.first)
-        if is_begun:
-            await bench.until(lambda: bench.store.gates)
-        closing = asyncio.ensure_future(bench.committer.close())
+async def test_closing_waits_for_what_is_in_flight(is_begun: bool) -> None:
+    bench = Bench()
+    await bench.learn()
+    bench.store.is_open = False
+    bench.ready(bench.first)
+    if is_begun:
         await bench.until(lambda: bench.store.gates)
-        assert not closing.done()
-        bench.store.gates[0].set()
-        await asyncio.wait_for(closing, WAIT_SECONDS_MAX)
-        assert all(len(run.heard) == 2 for run in bench.first)
+    closing = asyncio.ensure_future(bench.committer.close())
+    await bench.until(lambda: bench.store.gates)
+    assert not closing.done()
+    bench.store.gates[0].set()
+    await asyncio.wait_for(closing, WAIT_SECONDS_MAX)
+    assert all(len(run.heard) == 2 for run in bench.first)
+
+
+# -- signals whose handlers raise -------------------------------------------------------------------------------------
+class Interrupted(Run):
+    """A run in the middle of whose turn Ctrl-C comes."""
+
+    stumbled: BaseException | None = None
+
+    def unit(self) -> Append | None:
+        raise KeyboardInterrupt
+
+    def stumble(self, error: BaseException, *, is_own: bool = True) -> None:
+        self.stumbled = error
+
+
+def test_a_signal_while_a_unit_is_made_ends_the_process_when_the_others_are_written() -> None:
+    store, interrupted, other = SlowStore(), Interrupted("a"), Run("b")
+
+    async def main() -> None:
+        committer = Committer(store, asyncio.get_running_loop())  # type: ignore[arg-type]
+        try:
+            committer.ready(interrupted, waited_for=True)
+            committer.ready(other, waited_for=True)
+            await asyncio.sleep(WAIT_SECONDS_MAX)
+        finally:
+            await committer.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert isinstance(interrupted.stumbled, KeyboardInterrupt)
+    assert other.heard == [Accepted()]
+
+
+def test_a_flush_that_a_signal_cut_off_before_it_began_is_made_when_the_app_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, run = SlowStore(), Run("a")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        committer = Committer(store, loop)  # type: ignore[arg-type]
+        with monkeypatch.context() as lost:
+            lost.setattr(loop, "call_soon", lambda *args, **how: None)
+            committer.ready(run, waited_for=True)
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            await committer.close()
 
     asyncio.run(main())
+    assert run.heard == [Accepted()]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_batch_that_a_signal_kept_from_its_thread_is_committed_once(when: str) -> None:
+    store, runs = SlowStore(), [Run("a"), Run("b")]
+
+    class Batches(queue.SimpleQueue[Any]):
+        is_cut_off = False
+
+        def put(self, item: Any, *how: Any, **more: Any) -> None:
+            is_first, self.is_cut_off = not self.is_cut_off, True
+            if is_first and when == "before":
+                raise KeyboardInterrupt
+            super().put(item)
+            if is_first:
+                raise KeyboardInterrupt
+
+    async def main() -> None:
+        committer = Committer(store, asyncio.get_running_loop())  # type: ignore[arg-type]
+        committer._batches = Batches()
+        for run in runs:
+            committer.ready(run, waited_for=False)
+        with pytest.raises(KeyboardInterrupt):
+            committer._flush()
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            await committer.close()
+
+    asyncio.run(main())
+    assert [run.heard for run in runs] == [[Accepted()], [Accepted()]]
+    assert len(store.batches) == 1

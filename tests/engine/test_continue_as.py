@@ -7,29 +7,22 @@ import pytest
 
 import everstep
 from everstep import step, witness, workflow
-from everstep.cli.verifying import verification
 from everstep.engine.app.app import App
+from everstep.engine.verbs.verify import verify_run
+from everstep.engine.verbs.verify_store import verify_with_outside
 from everstep.errors import IdConflict, Misuse, RunCancelled, RunTimedOut
 from everstep.model.events import CancelRequested, encode_body
 from everstep.stores.protocol import Post
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-GATES: dict[str, Gate] = {}
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted() -> None:
-    NOTES.clear()
-    GATES.clear()
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.judging import sound
+from tests.worlds.ledger import GATES, NOTES, pass_gate
 
 
 @step
 async def add(number: int) -> int:
     NOTES.append(f"add {number} {everstep.key()}")
-    if f"add {number}" in GATES:
-        await GATES[f"add {number}"].wait()
+    await pass_gate(f"add {number}")
     return number + 1
 
 
@@ -48,14 +41,8 @@ async def counting(number: int, left: int) -> int:
     return number
 
 
-def all_is_sound(machine: Machine) -> None:
-    assert check(export_histories(machine.store)) == []
-
-
-@scenario
 async def test_a_run_goes_on_with_a_fresh_history_and_the_new_arguments(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(counting, 0, 3, id="r", tags={"of": "ann"})
+    _, run = await machine.start(counting, 0, 3, id="r", tags={"of": "ann"})
     created = machine.row("r").created_at
     assert await run.result(timeout=60) == 4
     row = machine.row("r")
@@ -66,10 +53,9 @@ async def test_a_run_goes_on_with_a_fresh_history_and_the_new_arguments(machine:
     assert machine.kinds("r")[-1] == "run_completed"
     assert len({note.split()[2] for note in NOTES}) == 4, "no two generations share a key"
     assert await run.published() == {"left": 0}
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_the_same_call_in_two_generations_has_two_keys_and_draws_other_numbers(machine: Machine) -> None:
     @workflow(name="same")
     async def same(drawn: list[float]) -> list[float]:
@@ -85,7 +71,6 @@ async def test_the_same_call_in_two_generations_has_two_keys_and_draws_other_num
     assert len(set(drawn)) == 3
 
 
-@scenario
 async def test_a_def_workflow_goes_on_with_a_fresh_history_too(machine: Machine) -> None:
     @workflow(name="counting_plainly")
     def plainly(number: int, left: int) -> int:
@@ -99,7 +84,6 @@ async def test_a_def_workflow_goes_on_with_a_fresh_history_too(machine: Machine)
     assert machine.row("r").generation == 3
 
 
-@scenario
 async def test_except_exception_does_not_swallow_it_and_a_task_group_lets_it_out(machine: Machine) -> None:
     @workflow(name="guarded")
     async def guarded(left: int) -> str:
@@ -117,7 +101,6 @@ async def test_except_exception_does_not_swallow_it_and_a_task_group_lets_it_out
     assert machine.row("r").generation == 2
 
 
-@scenario
 async def test_a_start_with_the_first_arguments_attaches_and_with_others_conflicts(machine: Machine) -> None:
     app = await machine.boot()
     await (await app.start(counting, 0, 1, id="r")).result(timeout=60)
@@ -126,7 +109,6 @@ async def test_a_start_with_the_first_arguments_attaches_and_with_others_conflic
         await app.start(counting, 1, 0, id="r")
 
 
-@scenario
 async def test_signals_that_nobody_received_are_received_in_the_next_generation(machine: Machine) -> None:
     @workflow(name="taking")
     async def taking(got: list[str], left: int) -> list[str]:
@@ -135,8 +117,7 @@ async def test_signals_that_nobody_received_are_received_in_the_next_generation(
             everstep.continue_as(got, left - 1)
         return got
 
-    app = await machine.boot()
-    run = await app.start(taking, [], 2, id="r")
+    _, run = await machine.start(taking, [], 2, id="r")
     for word in ("one", "two"):
         await run.signal("word", word)
     await machine.until(lambda: machine.row("r").generation == 3)
@@ -144,10 +125,9 @@ async def test_signals_that_nobody_received_are_received_in_the_next_generation(
     assert machine.status("r") == "waiting"
     await run.signal("word", "three")
     assert await run.result(timeout=60) == ["one", "two", "three"]
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_signal_that_was_recorded_before_the_end_and_not_received_is_carried_over(machine: Machine) -> None:
     @workflow(name="late")
     async def late(left: int) -> str:
@@ -157,8 +137,7 @@ async def test_a_signal_that_was_recorded_before_the_end_and_not_received_is_car
         return await everstep.receive("word", str)
 
     GATES["add 1"] = gate = Gate()
-    app = await machine.boot()
-    run = await app.start(late, 1, id="r")
+    _, run = await machine.start(late, 1, id="r")
     await gate.reached.wait()
     await run.signal("word", "early")
     await machine.until(lambda: "signal_received" in machine.kinds("r"))
@@ -166,7 +145,7 @@ async def test_a_signal_that_was_recorded_before_the_end_and_not_received_is_car
     assert await run.result(timeout=60) == "early"
     (started,) = machine.bodies("r", "run_started")
     assert [name for name, _, _ in started.carried.signals] == ["word"]
-    all_is_sound(machine)
+    sound(machine)
 
 
 def deliver_behind(machine: Machine, app: App, post: Post) -> None:
@@ -189,7 +168,6 @@ def deliver_behind(machine: Machine, app: App, post: Post) -> None:
     driver.deliver = both  # type: ignore[method-assign]
 
 
-@scenario
 async def test_a_signal_that_the_code_had_not_come_to_is_carried_over(machine: Machine) -> None:
     @workflow(name="hasty")
     async def hasty(left: int) -> str:
@@ -199,21 +177,18 @@ async def test_a_signal_that_the_code_had_not_come_to_is_carried_over(machine: M
         return await everstep.receive("word", str)
 
     GATES["add 1"] = gate = Gate()
-    app = await machine.boot()
-    run = await app.start(hasty, 1, id="r")
+    app, run = await machine.start(hasty, 1, id="r")
     await gate.reached.wait()
     deliver_behind(machine, app, Post("r", "signal", "word", value=app.codec.encode("early"), at=machine.clock.now()))
     gate.opened.set()
     assert await run.result(timeout=60) == "early"
     assert [event.kind for event in machine.events("r", 1)][-2:] == ["signal_received", "run_continued"]
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_cancel_that_the_code_had_not_come_to_comes_before_a_fresh_history(machine: Machine) -> None:
     GATES["add 0"] = gate = Gate()
-    app = await machine.boot()
-    run = await app.start(counting, 0, 1, id="r")
+    app, run = await machine.start(counting, 0, 1, id="r")
     await gate.reached.wait()
     deliver_behind(machine, app, Post("r", "cancel", value=encode_body(CancelRequested()), at=machine.clock.now()))
     gate.opened.set()
@@ -221,16 +196,14 @@ async def test_a_cancel_that_the_code_had_not_come_to_comes_before_a_fresh_histo
         await run.result(timeout=60)
     assert machine.row("r").generation == 1
     assert machine.replay("r").differences == []
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_process_that_dies_after_the_fresh_history_began_is_followed_by_one_that_goes_on(
     machine: Machine,
 ) -> None:
     GATES["add 1"] = gate = Gate()
-    app = await machine.boot()
-    await app.start(counting, 0, 2, id="r")
+    app, _ = await machine.start(counting, 0, 2, id="r")
     await gate.reached.wait()
     assert machine.row("r").generation == 2
     await machine.kill(app)
@@ -240,33 +213,29 @@ async def test_a_process_that_dies_after_the_fresh_history_began_is_followed_by_
     done = [note.split()[1] for note in NOTES]
     assert done == ["0", "1", "1", "2"]
     assert len(set(NOTES)) == 3, "the attempt that was cut off and the next have one key"
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_budget_counts_over_all_generations(machine: Machine) -> None:
     @workflow(name="bounded", budget=everstep.Budget(steps=3, then="fail"))
     async def bounded(number: int) -> int:
         everstep.continue_as(await add(number))
 
-    app = await machine.boot()
-    run = await app.start(bounded, 0, id="r")
+    _, run = await machine.start(bounded, 0, id="r")
     with pytest.raises(everstep.BudgetExceeded):
         await run.result(timeout=60)
     assert len(NOTES) == 3
     assert machine.row("r").generation == 4
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_the_timeout_counts_from_the_start_of_the_run(machine: Machine) -> None:
     @workflow(name="timed", timeout=100)
     async def timed(number: int) -> int:
         await asyncio.sleep(40)
         everstep.continue_as(number + 1)
 
-    app = await machine.boot()
-    run = await app.start(timed, 0, id="r")
+    _, run = await machine.start(timed, 0, id="r")
     for _ in range(3):
         await machine.advance(40)
     with pytest.raises(RunTimedOut):
@@ -274,7 +243,6 @@ async def test_the_timeout_counts_from_the_start_of_the_run(machine: Machine) ->
     assert machine.row("r").generation == 3
 
 
-@scenario
 async def test_a_remembered_fact_is_carried_over_and_its_drift_found(machine: Machine) -> None:
     path = machine.folder / "fact.txt"
     path.write_text("as it was")
@@ -286,13 +254,12 @@ async def test_a_remembered_fact_is_carried_over_and_its_drift_found(machine: Ma
             everstep.continue_as(False)
         return await everstep.receive("go", str)
 
-    app = await machine.boot()
-    await app.start(watchful, True, id="r")
+    app, _ = await machine.start(watchful, True, id="r")
     await machine.until(lambda: machine.row("r").generation == 2 and machine.status("r") == "waiting")
     await machine.kill(app)
-    assert verification(machine.store, machine.row("r"), outside=True)["drift"] == []
+    assert verify_with_outside(machine.store, machine.row("r")).drift == []
     path.write_text("another")
-    (drift,) = verification(machine.store, machine.row("r"), outside=True)["drift"]
+    (drift,) = verify_with_outside(machine.store, machine.row("r")).drift
     assert str(path) in drift["subject"]
     again = await machine.worker()
     await again.signal("r", "go", "on")
@@ -300,22 +267,19 @@ async def test_a_remembered_fact_is_carried_over_and_its_drift_found(machine: Ma
     assert machine.hold("r").reason == "drift"
 
 
-@scenario
 async def test_a_cancel_that_comes_with_the_end_of_a_generation_is_not_lost(machine: Machine) -> None:
     @workflow(name="endless")
     async def endless(number: int) -> int:
         everstep.continue_as(await add(number))
 
-    app = await machine.boot()
-    run = await app.start(endless, 0, id="r")
+    _, run = await machine.start(endless, 0, id="r")
     await machine.until(lambda: machine.row("r").generation > 3)
     await run.cancel()
     with pytest.raises(RunCancelled):
         await run.result(timeout=60)
-    all_is_sound(machine)
+    sound(machine)
 
 
-@scenario
 async def test_a_run_that_is_being_cancelled_ends_and_does_not_go_on(machine: Machine) -> None:
     @workflow(name="stubborn")
     async def stubborn(number: int) -> int:
@@ -324,8 +288,7 @@ async def test_a_run_that_is_being_cancelled_ends_and_does_not_go_on(machine: Ma
         finally:
             everstep.continue_as(number + 1)
 
-    app = await machine.boot()
-    run = await app.start(stubborn, 0, id="r")
+    _, run = await machine.start(stubborn, 0, id="r")
     await machine.until_status("r", "waiting")
     await run.cancel()
     with pytest.raises(RunCancelled):
@@ -333,7 +296,6 @@ async def test_a_run_that_is_being_cancelled_ends_and_does_not_go_on(machine: Ma
     assert machine.row("r").generation == 1
 
 
-@scenario
 async def test_a_parent_gets_the_result_of_a_child_that_went_on(machine: Machine) -> None:
     @workflow(name="parent")
     async def parent() -> int:
@@ -341,7 +303,7 @@ async def test_a_parent_gets_the_result_of_a_child_that_went_on(machine: Machine
 
     app = await machine.boot()
     assert await (await app.start(parent, id="p")).result(timeout=60) == 3
-    all_is_sound(machine)
+    sound(machine)
 
 
 async def _child_open(left: int) -> None:
@@ -364,16 +326,13 @@ async def _judged(left: int) -> None:
     ("function", "says"),
     [(_child_open, "child run"), (_step_open, "step add"), (_judged, "remembers")],
 )
-@scenario
 async def test_what_a_fresh_history_would_not_know_is_refused(machine: Machine, function: Any, says: str) -> None:
-    app = await machine.boot()
-    run = await app.start(workflow(name=f"wrong{function.__name__}")(function), 1, id="r")
+    _, run = await machine.start(workflow(name=f"wrong{function.__name__}")(function), 1, id="r")
     with pytest.raises(Misuse, match=says):
         await run.result(timeout=60)
     assert machine.row("r").generation == 1
 
 
-@scenario
 async def test_arguments_that_do_not_fit_are_an_error_of_the_code(machine: Machine) -> None:
     @workflow(name="misfit")
     async def misfit(number: int) -> int:
@@ -384,7 +343,6 @@ async def test_arguments_that_do_not_fit_are_an_error_of_the_code(machine: Machi
         await (await app.start(misfit, 1, id="r")).result(timeout=60)
 
 
-@scenario
 async def test_a_rollback_knows_what_earlier_generations_did_that_nothing_undoes(machine: Machine) -> None:
     @step(effect="once")
     async def send(number: int) -> int:
@@ -398,18 +356,16 @@ async def test_a_rollback_knows_what_earlier_generations_did_that_nothing_undoes
             everstep.continue_as(left - 1)
         return await everstep.receive("go", str)
 
-    app = await machine.boot()
-    await app.start(sending, 2, id="r")
+    app, _ = await machine.start(sending, 2, id="r")
     await machine.until(lambda: machine.row("r").generation == 3 and machine.status("r") == "waiting")
     with pytest.raises(Misuse, match="send"):
         await app.rollback("r")
 
 
-@scenario
 async def test_a_missing_link_between_two_generations_is_found(machine: Machine) -> None:
     app = await machine.boot()
     await (await app.start(counting, 0, 2, id="r")).result(timeout=60)
-    assert verification(machine.store, machine.row("r"))["sound"]
+    assert verify_run(machine.store, machine.row("r"))[0].sound
     machine.sql("DELETE FROM events WHERE run = 'r' AND generation = 2")
-    assert "the next one does not follow it" in verification(machine.store, machine.row("r"))["problem"]
+    assert "the next one does not follow it" in verify_run(machine.store, machine.row("r"))[0].problem
     assert {violation.rule for violation in check(export_histories(machine.store))} == {"L3", "D6"}

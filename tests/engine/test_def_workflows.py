@@ -12,10 +12,10 @@ import everstep
 from everstep import blocking, step, workflow
 from everstep.engine.app.app import App
 from everstep.errors import Misuse
-from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, add, echo, prove, prove_life, settle
 from tests.engine.processes import notes, run
+from tests.lasting import LastingStore
 
 PLACE: contextvars.ContextVar[str] = contextvars.ContextVar("place", default="nowhere")
 
@@ -159,7 +159,7 @@ def test_children_are_started_and_waited_for() -> None:
 
     async def main() -> Any:
         clock = FakeClock()
-        app = await App(MemoryStore(), clock=clock).open()
+        app = await App(LastingStore(), clock=clock).open()
         result = await (await app.start(flow, id=RUN)).result(timeout=60)
         await app.close()
         return result
@@ -177,7 +177,7 @@ def test_an_async_workflow_calls_a_def_workflow_as_a_child_by_to_thread() -> Non
         return await asyncio.to_thread(child, 4)
 
     async def main() -> Any:
-        app = await App(MemoryStore(), clock=FakeClock()).open()
+        app = await App(LastingStore(), clock=FakeClock()).open()
         result = await (await app.start(flow, id=RUN)).result(timeout=60)
         await app.close()
         return result
@@ -259,7 +259,7 @@ def test_a_cancel_reaches_plain_code_as_cancelled_error_and_it_may_clean_up() ->
 
     async def main() -> str:
         clock = FakeClock()
-        app = await App(MemoryStore(), clock=clock).open()
+        app = await App(LastingStore(), clock=clock).open()
         handle = await app.start(flow, id=RUN)
         await settle(app)
         await handle.cancel("enough")
@@ -281,8 +281,7 @@ def test_a_def_workflow_dropped_from_memory_is_replayed_and_goes_on() -> None:
         return [before, word, double(2)]
 
     async def main() -> list[Any]:
-        store = MemoryStore()
-        store.close = lambda: None  # type: ignore[method-assign]
+        store = LastingStore()
         app = await App(store, clock=FakeClock()).open()
         await app.start(flow, id=RUN)
         await settle(app)
@@ -299,29 +298,26 @@ def test_a_def_workflow_dropped_from_memory_is_replayed_and_goes_on() -> None:
     assert asyncio.run(main()) == [2, "again", 4]
 
 
-def test_five_hundred_def_workflows_wait_at_once_without_threads() -> None:
+async def test_five_hundred_def_workflows_wait_at_once_without_threads() -> None:
     @workflow
     def flow(number: int) -> int:
         blocking.sleep(60)
         word: int = blocking.receive("word", int)
         return number + word
 
-    async def main() -> None:
-        clock = FakeClock()
-        app = await App(MemoryStore(), clock=clock).open()
-        before = threading.active_count()
-        runs = [await app.start(flow, number, id=f"run-{number}") for number in range(500)]
-        await settle(app)
-        assert threading.active_count() <= before + 2  # the committer's, and the one that renews the lease
-        clock.advance(60)
-        await settle(app)
-        await asyncio.gather(*(one.signal("word", 1000) for one in runs))
-        results = await asyncio.gather(*(one.result(timeout=60) for one in runs))
-        assert results == [number + 1000 for number in range(500)]
-        assert threading.active_count() <= before + 2
-        await app.close()
-
-    asyncio.run(main())
+    clock = FakeClock()
+    app = await App(LastingStore(), clock=clock).open()
+    before = threading.active_count()
+    runs = [await app.start(flow, number, id=f"run-{number}") for number in range(500)]
+    await settle(app)
+    assert threading.active_count() <= before + 2  # the committer's, and the one that renews the lease
+    clock.advance(60)
+    await settle(app)
+    await asyncio.gather(*(one.signal("word", 1000) for one in runs))
+    results = await asyncio.gather(*(one.result(timeout=60) for one in runs))
+    assert results == [number + 1000 for number in range(500)]
+    assert threading.active_count() <= before + 2
+    await app.close()
 
 
 def test_a_killed_process_s_def_workflow_goes_on_in_the_next_one(tmp_path: Path) -> None:
@@ -352,7 +348,7 @@ def test_code_that_waits_leaves_no_stack_behind_when_its_run_leaves_memory() -> 
             told.append("never")
 
     async def main() -> list[str]:
-        app = await App(MemoryStore(), clock=FakeClock()).open()
+        app = await App(LastingStore(), clock=FakeClock()).open()
         handle = await app.start(flow, id=RUN)
         await settle(app)
         await app.close()

@@ -39,12 +39,6 @@ from tests.postgres.server import server
 Scenario = Callable[[App, FakeClock], Awaitable[None]]
 
 
-@pytest.fixture(autouse=True)
-def afresh() -> None:
-    PAID.clear()
-    BROKEN.clear()
-
-
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A store of each kind."""
@@ -171,24 +165,21 @@ async def _forked(app: App) -> str:
 
 
 @pytest.mark.parametrize("meanwhile", [_retried, _restarted, _rolled_back, _shared, _forked])
-def test_a_run_that_was_judged_old_and_is_needed_since_is_not_deleted(
+async def test_a_run_that_was_judged_old_and_is_needed_since_is_not_deleted(
     url: str, meanwhile: Callable[[App], Awaitable[str]]
 ) -> None:
     """The moment between judging and claiming is held open, and in it somebody else does something with the run."""
 
-    async def main() -> None:
-        clock = FakeClock()
-        async with everstep.open(url, clock=clock, durability="process") as app:
-            BROKEN.add("lamp")
-            await app.start(job, "lamp", id="r")
-            assert await ended(app, "r") == "failed"
-            await passes(app, clock)
-            before_first(app, ClaimFamily, lambda: meanwhile(app))
-            done = await app.gc(older_than=DAY)
-            assert (done.runs, done.left) == ([], 1)
-            assert (await app.get("r").verify()).sound
-
-    asyncio.run(main())
+    clock = FakeClock()
+    async with everstep.open(url, clock=clock, durability="process") as app:
+        BROKEN.add("lamp")
+        await app.start(job, "lamp", id="r")
+        assert await ended(app, "r") == "failed"
+        await passes(app, clock)
+        before_first(app, ClaimFamily, lambda: meanwhile(app))
+        done = await app.gc(older_than=DAY)
+        assert (done.runs, done.left) == ([], 1)
+        assert (await app.get("r").verify()).sound
 
 
 @on_every_store
@@ -295,19 +286,16 @@ async def test_a_rollback_says_that_a_child_was_deleted(app: App, clock: FakeClo
 
 
 @pytest.mark.parametrize("source", [asking, having, having_laps])
-def test_a_fork_across_a_deleted_child_is_refused(url: str, source: Any) -> None:
-    async def main() -> None:
-        async with everstep.open(url, clock=FakeClock(), durability="process") as app:
-            await app.run(source, *(["lamp", "shared"] if source is asking else ["lamp"]), id="r")
-            (child,) = [run for run in await ids(app) if run != "r"]
-            assert await delete_part(app, child)
-            with pytest.raises(CrossesOnce, match=f"deleted history does not say of {child}"):
-                await app.fork("r", at=1)
-            assert PAID == ["lamp"]
-            fork = await app.fork("r", at=1, allow_effects=True)
-            await fork.result(timeout=60)
-
-    asyncio.run(main())
+async def test_a_fork_across_a_deleted_child_is_refused(url: str, source: Any) -> None:
+    async with everstep.open(url, clock=FakeClock(), durability="process") as app:
+        await app.run(source, *(["lamp", "shared"] if source is asking else ["lamp"]), id="r")
+        (child,) = [run for run in await ids(app) if run != "r"]
+        assert await delete_part(app, child)
+        with pytest.raises(CrossesOnce, match=f"deleted history does not say of {child}"):
+            await app.fork("r", at=1)
+        assert PAID == ["lamp"]
+        fork = await app.fork("r", at=1, allow_effects=True)
+        await fork.result(timeout=60)
 
 
 @on_every_store

@@ -4,7 +4,6 @@ Each case has effects of one contract. Two runs ask for them: the first complete
 the second fails afterwards. Whatever is done then may be refused, but what was paid is not paid again.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ from tests.engine.deletion_helpers import BROKEN, DAY, PAID, check, ended, job, 
 from tests.postgres.server import server
 
 KINDS = ["once", "keyed", "atomic", "child", "keyed child"]
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> None:
-    PAID.clear()
-    BROKEN.clear()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -119,35 +112,32 @@ OPERATIONS: list[Callable[[App, Path], Awaitable[None]]] = [retry, fork, rollbac
 @pytest.mark.parametrize("is_first", [True, False], ids=["deletion first", "deletion second"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_done_twice_whatever_is_deleted_before_or_after(
+async def test_nothing_is_done_twice_whatever_is_deleted_before_or_after(
     url: str, tmp_path: Path, kind: str, operation: Callable[[App, Path], Awaitable[None]], is_first: bool
 ) -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        async with everstep.open(url, clock=clock, durability="process") as app:
-            await sold(app, clock, kind)
-            before = list(PAID)
-            if is_first:
-                await collect(app)
-            try:
-                await operation(app, tmp_path)
-            except (CrossesOnce, Uncompensated):
-                pass
-            if not is_first:
-                await collect(app)
-            BROKEN.clear()
-            for row in await app.list(status="failed"):
-                try:
-                    await app.retry(row.id)
-                    await ended(app, row.id)
-                except CrossesOnce:
-                    pass
-            assert before == PAID
-            for row in await app.list(limit=100):
-                assert (await app.get(row.id).verify()).sound
-            await passes(app, clock)
+    clock = FakeClock()
+    async with everstep.open(url, clock=clock, durability="process") as app:
+        await sold(app, clock, kind)
+        before = list(PAID)
+        if is_first:
             await collect(app)
-            assert await app.list(limit=100) == []
-            assert await app.effects() == []
-
-    asyncio.run(main())
+        try:
+            await operation(app, tmp_path)
+        except (CrossesOnce, Uncompensated):
+            pass
+        if not is_first:
+            await collect(app)
+        BROKEN.clear()
+        for row in await app.list(status="failed"):
+            try:
+                await app.retry(row.id)
+                await ended(app, row.id)
+            except CrossesOnce:
+                pass
+        assert before == PAID
+        for row in await app.list(limit=100):
+            assert (await app.get(row.id).verify()).sound
+        await passes(app, clock)
+        await collect(app)
+        assert await app.list(limit=100) == []
+        assert await app.effects() == []

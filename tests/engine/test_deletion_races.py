@@ -18,12 +18,6 @@ from tests.postgres.server import server
 from tests.waiting import is_locked, wait_on_loop_until
 
 
-@pytest.fixture(autouse=True)
-def afresh() -> None:
-    PAID.clear()
-    BROKEN.clear()
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A store that two processes can use."""
@@ -63,59 +57,55 @@ async def ids(app: App) -> list[str]:
 
 
 @pytest.mark.parametrize("meanwhile", ["retried", "restarted", "shared"])
-def test_a_run_that_another_process_goes_on_with_after_it_was_judged_is_not_deleted(url: str, meanwhile: str) -> None:
-    async def main() -> None:
-        async with everstep.open(url, durability="process") as app:
-            BROKEN.add("lamp")
-            await app.start(having, "lamp", id="r")
-            assert await ended(app, "r") == "failed"
-            (child,) = [run for run in await ids(app) if run != "r"]
-            process = await stopped_collector(url)
-            if meanwhile == "shared":
-                await app.start(asking, "lamp", child, id="user")
-                assert await ended(app, "user") == "failed"
-            else:
-                BROKEN.clear()
-                await app.start(having, "lamp", id="r", on_existing="retry" if meanwhile == "retried" else "restart")
-                assert await ended(app, "r") == "completed"
-            process.send_signal(signal.SIGCONT)
-            output, _ = await asyncio.to_thread(process.communicate, timeout=60)
-            assert process.returncode == 0, output
-            assert "0 runs deleted" in output
-            assert {"r", child} <= set(await ids(app))
-            for run in await ids(app):
-                assert (await app.get(run).verify()).sound
-            if meanwhile == "shared":
-                BROKEN.clear()
-                await app.retry("user")
-                assert await app.get("user").result(timeout=60) == "receipt 1"
-            assert (["lamp", "lamp"] if meanwhile == "restarted" else ["lamp"]) == PAID
-
-    asyncio.run(main())
+async def test_a_run_that_another_process_goes_on_with_after_it_was_judged_is_not_deleted(
+    url: str, meanwhile: str
+) -> None:
+    async with everstep.open(url, durability="process") as app:
+        BROKEN.add("lamp")
+        await app.start(having, "lamp", id="r")
+        assert await ended(app, "r") == "failed"
+        (child,) = [run for run in await ids(app) if run != "r"]
+        process = await stopped_collector(url)
+        if meanwhile == "shared":
+            await app.start(asking, "lamp", child, id="user")
+            assert await ended(app, "user") == "failed"
+        else:
+            BROKEN.clear()
+            await app.start(having, "lamp", id="r", on_existing="retry" if meanwhile == "retried" else "restart")
+            assert await ended(app, "r") == "completed"
+        process.send_signal(signal.SIGCONT)
+        output, _ = await asyncio.to_thread(process.communicate, timeout=60)
+        assert process.returncode == 0, output
+        assert "0 runs deleted" in output
+        assert {"r", child} <= set(await ids(app))
+        for run in await ids(app):
+            assert (await app.get(run).verify()).sound
+        if meanwhile == "shared":
+            BROKEN.clear()
+            await app.retry("user")
+            assert await app.get("user").result(timeout=60) == "receipt 1"
+        assert (["lamp", "lamp"] if meanwhile == "restarted" else ["lamp"]) == PAID
 
 
 @pytest.mark.parametrize(
     "point", ["gc.judged:1", "store.commit.written:1", "store.commit.after:1", "store.commit.after:2"]
 )
-def test_a_deletion_that_is_killed_is_ended_by_the_next_one_or_has_not_begun(url: str, point: str) -> None:
-    async def main() -> None:
-        async with everstep.open(url, durability="process") as app:
-            assert await app.run(having, "lamp", id="r") == "receipt 1"
-            runs = await ids(app)
-            process = collector(url, at=point)
-            await asyncio.to_thread(process.communicate, timeout=60)
-            assert process.returncode == -signal.SIGKILL
-            begun = {run for run, _ in app.store.deletions()}
-            left = await ids(app)
-            assert begun in (set(), set(left)), "a family goes as a whole"
-            for run in left:
-                if not begun:
-                    assert (await app.get(run).verify()).sound
-            last = collector(url)
-            output, _ = await asyncio.to_thread(last.communicate, timeout=60)
-            assert f"{len(left)} runs deleted" in output
-            assert await ids(app) == []
-            assert app.store.deletions() == []
-            assert await app.run(job, "lamp", id=runs[0]) == "receipt 2"
-
-    asyncio.run(main())
+async def test_a_deletion_that_is_killed_is_ended_by_the_next_one_or_has_not_begun(url: str, point: str) -> None:
+    async with everstep.open(url, durability="process") as app:
+        assert await app.run(having, "lamp", id="r") == "receipt 1"
+        runs = await ids(app)
+        process = collector(url, at=point)
+        await asyncio.to_thread(process.communicate, timeout=60)
+        assert process.returncode == -signal.SIGKILL
+        begun = {run for run, _ in app.store.deletions()}
+        left = await ids(app)
+        assert begun in (set(), set(left)), "a family goes as a whole"
+        for run in left:
+            if not begun:
+                assert (await app.get(run).verify()).sound
+        last = collector(url)
+        output, _ = await asyncio.to_thread(last.communicate, timeout=60)
+        assert f"{len(left)} runs deleted" in output
+        assert await ids(app) == []
+        assert app.store.deletions() == []
+        assert await app.run(job, "lamp", id=runs[0]) == "receipt 2"

@@ -8,19 +8,8 @@ import pytest
 import everstep
 from everstep import Retry, step, workflow
 from everstep.errors import IdConflict, RunActive, RunCancelled
-from tests.engine.resume_helpers import Gate, Machine, scenario, steps_of
-
-NOTES: list[str] = []
-KEYS: list[str] = []
-BROKEN: set[str] = set()
-"""Names that fail for now."""
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_broken() -> None:
-    NOTES.clear()
-    KEYS.clear()
-    BROKEN.clear()
+from tests.engine.resume_helpers import Gate, Machine, steps_of
+from tests.worlds.ledger import BROKEN, KEYS, NOTES
 
 
 @step
@@ -48,7 +37,6 @@ async def other_step(name: str) -> str:
 
 
 # -- start with an id that exists --------------------------------------------------------------------------------------
-@scenario
 async def test_attach_gives_the_result_of_a_completed_run_without_running_it(machine: Machine) -> None:
     app = await machine.boot()
     assert await app.run(one_step, "a", id="r") == "A"
@@ -60,7 +48,6 @@ async def test_attach_gives_the_result_of_a_completed_run_without_running_it(mac
     assert machine.events("r") == events
 
 
-@scenario
 async def test_attach_raises_the_failure_of_a_failed_run_with_its_type(machine: Machine) -> None:
     BROKEN.add("a")
     app = await machine.boot()
@@ -70,7 +57,6 @@ async def test_attach_raises_the_failure_of_a_failed_run_with_its_type(machine: 
     assert NOTES == ["a"]
 
 
-@scenario
 async def test_attach_to_a_running_run_waits_for_the_same_one(machine: Machine) -> None:
     gate = Gate()
 
@@ -96,7 +82,6 @@ async def test_attach_to_a_running_run_waits_for_the_same_one(machine: Machine) 
 
 
 @pytest.mark.parametrize("policy", ["attach", "retry"])
-@scenario
 async def test_other_arguments_are_an_id_conflict(machine: Machine, policy: Any) -> None:
     app = await machine.boot()
     await app.run(one_step, "a", id="r")
@@ -106,7 +91,6 @@ async def test_other_arguments_are_an_id_conflict(machine: Machine, policy: Any)
 
 
 @pytest.mark.parametrize("policy", ["attach", "retry", "restart"])
-@scenario
 async def test_another_workflow_is_an_id_conflict(machine: Machine, policy: Any) -> None:
     app = await machine.boot()
     await app.run(one_step, "a", id="r")
@@ -114,7 +98,6 @@ async def test_another_workflow_is_an_id_conflict(machine: Machine, policy: Any)
         await app.start(other_step, "a", id="r", on_existing=policy)
 
 
-@scenario
 async def test_fail_refuses_any_existing_run(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(one_step, "a", id="r", on_existing="fail")
@@ -122,7 +105,6 @@ async def test_fail_refuses_any_existing_run(machine: Machine) -> None:
         await app.start(one_step, "a", id="r", on_existing="fail")
 
 
-@scenario
 async def test_a_workflow_may_declare_what_happens_to_existing_runs(machine: Machine) -> None:
     @workflow(on_existing="restart")
     async def again() -> str:
@@ -136,7 +118,6 @@ async def test_a_workflow_may_declare_what_happens_to_existing_runs(machine: Mac
 
 
 # -- retry -------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_the_textbook_case_three_steps_the_second_fails_and_a_retry_goes_on_from_it(machine: Machine) -> None:
     BROKEN.add("summarise")
     app = await machine.boot()
@@ -170,7 +151,6 @@ def started(machine: Machine, run: str = "r") -> list[tuple[Any, Any]]:
     return list(zip(events, machine.bodies(run, "step_started"), strict=True))
 
 
-@scenario
 async def test_a_retry_that_fails_again_can_be_retried_again(machine: Machine) -> None:
     BROKEN.add("summarise")
     app = await machine.boot()
@@ -185,7 +165,6 @@ async def test_a_retry_that_fails_again_can_be_retried_again(machine: Machine) -
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_retried_step_has_all_its_attempts_again(machine: Machine) -> None:
     @step(retry=Retry(attempts=2, first=0.0, jitter=0.0))
     async def flaky() -> str:
@@ -206,7 +185,6 @@ async def test_a_retried_step_has_all_its_attempts_again(machine: Machine) -> No
     assert [body.attempt for _, body in started(machine)] == [1, 2, 3, 4]
 
 
-@scenario
 async def test_a_retry_survives_a_crash_at_once_after_it(machine: Machine) -> None:
     BROKEN.add("summarise")
     app = await machine.boot()
@@ -223,7 +201,6 @@ async def test_a_retry_survives_a_crash_at_once_after_it(machine: Machine) -> No
     assert NOTES == ["load", "summarise", "summarise", "write"]
 
 
-@scenario
 async def test_a_failure_of_the_code_itself_goes_on_with_the_fixed_code(machine: Machine) -> None:
     def declare(divisor: int) -> Any:
         @workflow(name="dividing")
@@ -246,7 +223,6 @@ async def test_a_failure_of_the_code_itself_goes_on_with_the_fixed_code(machine:
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_an_error_raised_from_a_steps_failure_is_that_steps(machine: Machine) -> None:
     @workflow
     async def flow() -> str:
@@ -263,7 +239,6 @@ async def test_an_error_raised_from_a_steps_failure_is_that_steps(machine: Machi
     assert await app.run(flow, id="r", on_existing="retry") == "A"
 
 
-@scenario
 async def test_a_handled_failure_stays_as_it_is(machine: Machine) -> None:
     @workflow
     async def flow() -> str:
@@ -282,7 +257,6 @@ async def test_a_handled_failure_stays_as_it_is(machine: Machine) -> None:
     assert NOTES == ["a", "plan b", "c", "c"]
 
 
-@scenario
 async def test_a_sibling_in_gather_that_had_finished_is_not_done_again(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:
@@ -298,7 +272,6 @@ async def test_a_sibling_in_gather_that_had_finished_is_not_done_again(machine: 
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_sibling_that_was_cut_off_by_the_failure_is_begun_again_with_its_key(machine: Machine) -> None:
     gate = Gate()
 
@@ -324,7 +297,6 @@ async def test_a_sibling_that_was_cut_off_by_the_failure_is_begun_again_with_its
     assert len(set(slow_keys)) == 1
 
 
-@scenario
 async def test_in_a_task_group_the_failed_one_and_those_it_cancelled_are_done_again(machine: Machine) -> None:
     gate = Gate()
 
@@ -352,7 +324,6 @@ async def test_in_a_task_group_the_failed_one_and_those_it_cancelled_are_done_ag
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_retry_that_goes_back_beyond_an_earlier_one_shares_no_keys_with_it(machine: Machine) -> None:
     @workflow
     async def grudging() -> str:
@@ -382,7 +353,6 @@ async def test_a_retry_that_goes_back_beyond_an_earlier_one_shares_no_keys_with_
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_what_a_handler_did_after_the_failure_no_longer_counts_and_shares_no_keys(machine: Machine) -> None:
     @workflow
     async def flow() -> str:
@@ -405,7 +375,6 @@ async def test_what_a_handler_did_after_the_failure_no_longer_counts_and_shares_
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_siblings_that_went_on_while_the_handler_worked_keep_their_outcomes(machine: Machine) -> None:
     """Several outcomes arrive between the failure and the end, and each leads to new commands: all of that replays."""
     gates = {name: Gate() for name in ("b", "c", "handler")}
@@ -430,8 +399,7 @@ async def test_siblings_that_went_on_while_the_handler_worked_keep_their_outcome
         return first + "".join(await asyncio.gather(*chains))
 
     BROKEN.add("a")
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gates["handler"].reached.wait()
     gates["b"].opened.set()
     await machine.until(lambda: "b2" in NOTES)
@@ -451,7 +419,6 @@ async def test_siblings_that_went_on_while_the_handler_worked_keep_their_outcome
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_second_sibling_that_failed_later_is_retried_as_well(machine: Machine) -> None:
     gate = Gate()
 
@@ -486,7 +453,6 @@ async def test_a_second_sibling_that_failed_later_is_retried_as_well(machine: Ma
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_signal_that_arrived_after_the_failure_still_counts(machine: Machine) -> None:
     gate = Gate()
 
@@ -504,8 +470,7 @@ async def test_a_signal_that_arrived_after_the_failure_still_counts(machine: Mac
         return first + await everstep.receive("word", str)
 
     BROKEN.add("a")
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await run.signal("word", "tides")
     await machine.until(lambda: "signal_received" in machine.kinds("r"))
@@ -516,7 +481,6 @@ async def test_a_signal_that_arrived_after_the_failure_still_counts(machine: Mac
     assert await app.run(flow, id="r", on_existing="retry") == "Atides"
 
 
-@scenario
 async def test_a_failed_child_is_retried_with_its_parent(machine: Machine) -> None:
     @workflow
     async def child() -> str:
@@ -540,7 +504,6 @@ async def test_a_failed_child_is_retried_with_its_parent(machine: Machine) -> No
     assert machine.replay("p").differences == []
 
 
-@scenario
 async def test_a_failed_grandchild_is_retried_from_the_top(machine: Machine) -> None:
     @workflow
     async def grandchild() -> str:
@@ -563,7 +526,6 @@ async def test_a_failed_grandchild_is_retried_from_the_top(machine: Machine) -> 
     assert NOTES == ["deep", "deep"]
 
 
-@scenario
 async def test_a_child_of_a_handler_does_not_lend_its_id_to_a_later_child(machine: Machine) -> None:
     @workflow
     async def tell(what: str) -> str:
@@ -589,15 +551,13 @@ async def test_a_child_of_a_handler_does_not_lend_its_id_to_a_later_child(machin
 
 
 @pytest.mark.parametrize("how", ["completed", "cancelled"])
-@scenario
 async def test_only_a_failed_run_can_be_retried(machine: Machine, how: str) -> None:
     @workflow
     async def flow() -> None:
         if how == "cancelled":
             await everstep.receive("never")
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     if how == "cancelled":
         await machine.rest(app)
         await run.cancel()
@@ -610,7 +570,6 @@ async def test_only_a_failed_run_can_be_retried(machine: Machine, how: str) -> N
     assert machine.status("r") == how
 
 
-@scenario
 async def test_two_retries_at_once_are_one(machine: Machine) -> None:
     BROKEN.add("a")
     one, two = await machine.boot(), await machine.boot()
@@ -625,7 +584,6 @@ async def test_two_retries_at_once_are_one(machine: Machine) -> None:
     assert machine.kinds("r").count("run_retried") == 1
 
 
-@scenario
 async def test_a_code_error_after_a_retried_timeout_is_not_taken_for_the_timeout(machine: Machine) -> None:
     @workflow(timeout=10)
     async def flow() -> str:
@@ -636,8 +594,7 @@ async def test_a_code_error_after_a_retried_timeout_is_not_taken_for_the_timeout
         return value
 
     BROKEN.add("code")
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.advance(11)
     with pytest.raises(everstep.errors.RunTimedOut):
@@ -653,7 +610,6 @@ async def test_a_code_error_after_a_retried_timeout_is_not_taken_for_the_timeout
 
 
 # -- restart -----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_restart_begins_again_and_keeps_the_old_history_readable(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(one_step, "a", id="r")
@@ -669,7 +625,6 @@ async def test_restart_begins_again_and_keeps_the_old_history_readable(machine: 
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
-@scenario
 async def test_every_ended_run_can_be_restarted_also_with_other_arguments(machine: Machine, status: str) -> None:
     @workflow
     async def flow(how: str) -> str:
@@ -679,8 +634,7 @@ async def test_every_ended_run_can_be_restarted_also_with_other_arguments(machin
             await everstep.receive("never")
         return how
 
-    app = await machine.boot()
-    run = await app.start(flow, status, id="r")
+    app, run = await machine.start(flow, status, id="r")
     await machine.rest(app)
     if status == "cancelled":
         await run.cancel()
@@ -689,14 +643,12 @@ async def test_every_ended_run_can_be_restarted_also_with_other_arguments(machin
     assert machine.row("r").generation == 2
 
 
-@scenario
 async def test_an_unfinished_run_is_not_restarted(machine: Machine) -> None:
     @workflow
     async def flow() -> None:
         await everstep.receive("never")
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     with pytest.raises(RunActive, match="cancel it first"):
         await app.start(flow, id="r", on_existing="restart")
@@ -704,7 +656,6 @@ async def test_an_unfinished_run_is_not_restarted(machine: Machine) -> None:
     assert machine.row("r").generation == 1
 
 
-@scenario
 async def test_children_of_a_restarted_run_are_others(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
@@ -717,7 +668,6 @@ async def test_children_of_a_restarted_run_are_others(machine: Machine) -> None:
     assert NOTES == ["a", "a"]
 
 
-@scenario
 async def test_two_restarts_at_once_are_one(machine: Machine) -> None:
     one, two = await machine.boot(), await machine.boot()
     await one.run(one_step, "a", id="r")

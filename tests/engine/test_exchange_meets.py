@@ -10,7 +10,7 @@ from everstep import step, workflow
 from everstep.engine.code.recovery_point import verify_whole
 from everstep.errors import Misuse, RunEnded
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 
 @step(effect="read")
@@ -40,7 +40,6 @@ async def entries(run: Any, name: str) -> list[Any]:
     return [entry.value async for entry in run.stream(name)]
 
 
-@scenario
 async def test_requests_that_nobody_has_taken_are_answered_by_the_next_generation(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     run = await app.start(helper, "good morning", 2, id="r")
@@ -53,7 +52,6 @@ async def test_requests_that_nobody_has_taken_are_answered_by_the_next_generatio
     assert check(export_histories(app.store)) == []
 
 
-@scenario
 async def test_a_reader_goes_on_with_the_streams_of_the_next_generation(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     run = await app.start(helper, "good morning", 2, id="r")
@@ -63,7 +61,6 @@ async def test_a_reader_goes_on_with_the_streams_of_the_next_generation(machine:
     assert await entries(run, "tokens") == ["good", "morning", "the", "end"] * 2, "who comes later gets all of it"
 
 
-@scenario
 async def test_a_request_that_was_taken_and_not_answered_keeps_a_run_from_going_on(machine: Machine) -> None:
     @workflow
     async def forgetful() -> None:
@@ -79,7 +76,6 @@ async def test_a_request_that_was_taken_and_not_answered_keeps_a_run_from_going_
         await asking
 
 
-@scenario
 async def test_a_fork_has_the_entries_of_what_it_begins_with_and_goes_on_with_them(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     run = await app.start(helper, "good morning", 1, id="r")
@@ -97,7 +93,6 @@ async def test_a_fork_has_the_entries_of_what_it_begins_with_and_goes_on_with_th
     assert machine.replay("f").differences == []
 
 
-@scenario
 async def test_a_run_that_is_moved_keeps_its_answers_and_streams_also_under_other_numbers(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     run = await app.start(helper, "good morning", 1, id="r")
@@ -122,7 +117,6 @@ async def test_a_run_that_is_moved_keeps_its_answers_and_streams_also_under_othe
         await elsewhere.shut()
 
 
-@scenario
 async def test_deleting_a_run_takes_its_answers_and_streams_along(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     run = await app.start(helper, "good morning", 1, id="r")

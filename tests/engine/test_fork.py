@@ -13,14 +13,8 @@ from everstep.errors import CrossesOnce, Damaged, IdConflict, Misuse, Uncompensa
 from everstep.model.events import RunRestored, decode_body
 from everstep.stores.protocol import RunFilter
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Machine, scenario
-
-NOTES: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_noted() -> None:
-    NOTES.clear()
+from tests.engine.resume_helpers import Machine
+from tests.worlds.ledger import NOTES
 
 
 def note(text: str) -> None:
@@ -80,7 +74,6 @@ async def done_agent(machine: Machine) -> Any:
     return app
 
 
-@scenario
 async def test_a_fork_begins_with_the_other_runs_history_and_goes_on_by_itself(machine: Machine) -> None:
     app = await done_agent(machine)
     before, old = machine.events("r"), list(NOTES)
@@ -99,7 +92,6 @@ async def test_a_fork_begins_with_the_other_runs_history_and_goes_on_by_itself(m
     all_is_sound(machine)
 
 
-@scenario
 async def test_effects_that_would_happen_again_are_named_and_refused_unless_allowed(machine: Machine) -> None:
     app = await done_agent(machine)
     at = seq_of(machine, "r", "step_completed", "think")
@@ -119,7 +111,6 @@ async def test_effects_that_would_happen_again_are_named_and_refused_unless_allo
     all_is_sound(machine)
 
 
-@scenario
 async def test_an_event_that_the_code_asked_for_means_the_moment_before_it(machine: Machine) -> None:
     app = await done_agent(machine)
     at = seq_of(machine, "r", "step_started", "pay")
@@ -128,7 +119,6 @@ async def test_an_event_that_the_code_asked_for_means_the_moment_before_it(machi
     assert (await fork.result(timeout=60))[2] == "receipt 2"
 
 
-@scenario
 async def test_another_outcome_takes_the_place_of_the_one_at_the_event(machine: Machine) -> None:
     app = await done_agent(machine)
     at = seq_of(machine, "r", "step_completed", "think#2")
@@ -145,7 +135,6 @@ async def test_another_outcome_takes_the_place_of_the_one_at_the_event(machine: 
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_failed_step_can_be_given_an_outcome(machine: Machine) -> None:
     @step(name="broken")
     async def broken() -> str:
@@ -164,7 +153,6 @@ async def test_a_failed_step_can_be_given_an_outcome(machine: Machine) -> None:
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_failure_that_was_copied_is_not_retried_by_the_fork(machine: Machine) -> None:
     fails = [True]
 
@@ -194,7 +182,6 @@ async def test_a_failure_that_was_copied_is_not_retried_by_the_fork(machine: Mac
     all_is_sound(machine)
 
 
-@scenario
 async def test_other_arguments_begin_anew_or_agree_with_what_was_recorded(machine: Machine) -> None:
     @workflow(name="two_parts")
     async def two_parts(topic: str, tone: str) -> str:
@@ -216,7 +203,6 @@ async def test_other_arguments_begin_anew_or_agree_with_what_was_recorded(machin
     all_is_sound(machine)
 
 
-@scenario
 async def test_the_same_fork_asked_for_twice_is_one_and_another_one_conflicts(machine: Machine) -> None:
     app = await done_agent(machine)
     last = seq_of(machine, "r", "step_completed", "tell")
@@ -234,7 +220,6 @@ async def test_the_same_fork_asked_for_twice_is_one_and_another_one_conflicts(ma
             await app.fork("r", at=at)
 
 
-@scenario
 async def test_where_an_effect_is_under_way_it_is_refused_and_says_where_it_could_be(machine: Machine) -> None:
     @workflow(name="both")
     async def both() -> list[str]:
@@ -253,7 +238,6 @@ async def test_where_an_effect_is_under_way_it_is_refused_and_says_where_it_coul
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_read_that_was_under_way_is_read_again_and_a_timer_and_a_receive_stay(machine: Machine) -> None:
     @workflow(name="waiting_for_all")
     async def waiting_for_all() -> list[Any]:
@@ -263,8 +247,7 @@ async def test_a_read_that_was_under_way_is_read_again_and_a_timer_and_a_receive
 
         return list(await asyncio.gather(think("a"), late(), everstep.receive("word", str)))
 
-    app = await machine.boot()
-    run = await app.start(waiting_for_all, id="r")
+    app, run = await machine.start(waiting_for_all, id="r")
     await machine.until_status("r", "waiting")
     fork = await app.fork("r", at=machine.row("r").head_seq)
     await fork.signal("word", "of the fork")
@@ -275,7 +258,6 @@ async def test_a_read_that_was_under_way_is_read_again_and_a_timer_and_a_receive
     all_is_sound(machine)
 
 
-@scenario
 async def test_children_that_had_ended_are_kept_and_open_ones_refuse(machine: Machine) -> None:
     @workflow(name="little")
     async def little(word: str) -> str:
@@ -286,8 +268,7 @@ async def test_children_that_had_ended_are_kept_and_open_ones_refuse(machine: Ma
         first = await little("a")
         return first + await think(first)
 
-    app = await machine.boot()
-    run = await app.start(big, id="r")
+    app, run = await machine.start(big, id="r")
     await machine.until(lambda: machine.store.run("r.1") is not None and machine.status("r.1") == "waiting")
     with pytest.raises(CrossesOnce, match=r"tell of r\.1"):
         await app.fork("r", at=1)
@@ -299,7 +280,6 @@ async def test_children_that_had_ended_are_kept_and_open_ones_refuse(machine: Ma
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_fork_undoes_only_what_it_did_itself(machine: Machine) -> None:
     @step(name="book", compensate=lambda outcome, room: note(f"unbook {room}"))
     async def book(room: int) -> int:
@@ -314,8 +294,7 @@ async def test_a_fork_undoes_only_what_it_did_itself(machine: Machine) -> None:
         await everstep.receive("go", int)
         raise LookupError("full")
 
-    app = await machine.boot()
-    run = await app.start(hotel, id="r")
+    app, run = await machine.start(hotel, id="r")
     await machine.until_status("r", "waiting")
     fork = await app.fork("r", at=seq_of(machine, "r", "step_completed", "think"), allow_effects=["book"])
     await machine.until_status(fork.id, "waiting")
@@ -335,7 +314,6 @@ async def test_a_fork_undoes_only_what_it_did_itself(machine: Machine) -> None:
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_step_with_a_key_of_its_own_is_shared_and_not_done_again(machine: Machine) -> None:
     @step(effect="once", name="bill", key="bill:{number}")
     async def bill(number: int) -> str:
@@ -356,7 +334,6 @@ async def test_a_step_with_a_key_of_its_own_is_shared_and_not_done_again(machine
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_fork_draws_other_numbers_and_is_the_same_in_every_replay(machine: Machine) -> None:
     @workflow(name="drawing")
     async def drawing() -> list[Any]:
@@ -366,8 +343,7 @@ async def test_a_fork_draws_other_numbers_and_is_the_same_in_every_replay(machin
         await everstep.receive("go", int)
         return [first, second]
 
-    app = await machine.boot()
-    run = await app.start(drawing, id="r")
+    app, run = await machine.start(drawing, id="r")
     await machine.until_status("r", "waiting")
     fork = await app.fork("r", at=3)
     await app.fork(fork.id, at=3, id="again")
@@ -385,7 +361,6 @@ async def test_a_fork_draws_other_numbers_and_is_the_same_in_every_replay(machin
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_fork_is_retried_continued_and_held_like_any_run(machine: Machine) -> None:
     fails = [True]
 
@@ -424,7 +399,6 @@ async def test_a_fork_is_retried_continued_and_held_like_any_run(machine: Machin
     all_is_sound(machine)
 
 
-@scenario
 async def test_checkpoints_of_the_other_run_are_not_missed_and_new_ones_are_used(machine: Machine) -> None:
     @workflow(name="turning")
     async def turning(turns: int) -> int:
@@ -436,8 +410,7 @@ async def test_checkpoints_of_the_other_run_are_not_missed_and_new_ones_are_used
             await think(str(count))
         return await everstep.receive("go", int) + count
 
-    app = await machine.boot()
-    run = await app.start(turning, 6, id="r")
+    app, run = await machine.start(turning, 6, id="r")
     await machine.until_status("r", "waiting")
     fork = await app.fork("r", at=seq_of(machine, "r", "step_completed", "think#2"))
     await machine.until_status(fork.id, "waiting")
@@ -452,7 +425,6 @@ async def test_checkpoints_of_the_other_run_are_not_missed_and_new_ones_are_used
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_fork_refunds_nothing(machine: Machine) -> None:
     @workflow(name="spending_steps", budget=everstep.Budget(steps=3))
     async def spending_steps() -> int:
@@ -460,8 +432,7 @@ async def test_a_fork_refunds_nothing(machine: Machine) -> None:
             await think(str(number))
         return 5
 
-    app = await machine.boot()
-    await app.start(spending_steps, id="r")
+    app, _ = await machine.start(spending_steps, id="r")
     await machine.until_status("r", "held")
     last = max(one.seq for one in machine.events("r") if one.kind == "step_completed")
     fork = await app.fork("r", at=last, id="f")
@@ -472,7 +443,6 @@ async def test_a_fork_refunds_nothing(machine: Machine) -> None:
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_fork_of_a_run_that_was_continued_does_not_undo_what_older_generations_did(machine: Machine) -> None:
     @workflow(name="moving")
     async def moving(left: int) -> None:
@@ -483,8 +453,7 @@ async def test_a_fork_of_a_run_that_was_continued_does_not_undo_what_older_gener
         await everstep.receive("go", int)
         raise LookupError("full")
 
-    app = await machine.boot()
-    await app.start(moving, 1, id="r")
+    app, _ = await machine.start(moving, 1, id="r")
     await machine.until(lambda: machine.row("r").generation == 2 and machine.status("r") == "waiting")
     fork = await app.fork("r", at=seq_of(machine, "r", "step_completed", "think"), id="f")
     await fork.signal("go", 1)
@@ -498,7 +467,6 @@ async def test_a_fork_of_a_run_that_was_continued_does_not_undo_what_older_gener
     all_is_sound(machine)
 
 
-@scenario
 async def test_a_rollback_of_a_fork_is_not_refused_for_what_the_other_run_did(machine: Machine) -> None:
     app = await done_agent(machine)
     fork = await app.fork("r", at=seq_of(machine, "r", "step_completed", "tell"), id="f")
@@ -510,15 +478,13 @@ async def test_a_rollback_of_a_fork_is_not_refused_for_what_the_other_run_did(ma
     all_is_sound(machine)
 
 
-@scenario
 async def test_the_timeout_of_a_fork_counts_from_the_fork(machine: Machine) -> None:
     @workflow(name="in_time", timeout=60)
     async def in_time() -> int:
         await think("x")
         return await everstep.receive("go", int)
 
-    app = await machine.boot()
-    run = await app.start(in_time, id="r")
+    app, run = await machine.start(in_time, id="r")
     await run.signal("go", 1)
     assert await run.result(timeout=60) == 1
     machine.clock.advance(1000)
@@ -529,7 +495,6 @@ async def test_the_timeout_of_a_fork_counts_from_the_fork(machine: Machine) -> N
     assert await fork.result(timeout=60) == 2
 
 
-@scenario
 async def test_what_was_asked_for_before_the_event_and_not_begun_has_the_forks_key(machine: Machine) -> None:
     """Two outcomes come together, and what follows from the first is recorded after the second."""
     gate = asyncio.Event()
@@ -546,8 +511,7 @@ async def test_what_was_asked_for_before_the_event_and_not_begun_has_the_forks_k
 
         return list(await asyncio.gather(first(), slow_read(2)))
 
-    app = await machine.boot()
-    other = await app.start(agent_waiting, id="other")  # with another run here, commits take a moment
+    app, other = await machine.start(agent_waiting, id="other")  # with another run here, commits take a moment
     await machine.until_status("other", "waiting")
     run = await app.start(together, id="r")
     await machine.until(lambda: machine.kinds("r").count("step_started") == 2)
@@ -564,7 +528,6 @@ async def test_what_was_asked_for_before_the_event_and_not_begun_has_the_forks_k
     assert other.id == "other"
 
 
-@scenario
 async def test_where_a_part_of_the_history_is_lost_nobody_knows_what_would_happen_again(machine: Machine) -> None:
     app = await done_agent(machine)
     history = verify_now(machine.store, "r")
@@ -576,7 +539,6 @@ async def test_where_a_part_of_the_history_is_lost_nobody_knows_what_would_happe
     refuse_effects("r", last, 1, [restored], app.store, True)
 
 
-@scenario
 async def test_a_fork_of_a_generation_that_is_not_there_says_which_there_are(machine: Machine) -> None:
     app = await done_agent(machine)
     with pytest.raises(Misuse, match="The run r has only generation 1; 2 is not there"):
@@ -589,7 +551,6 @@ async def test_a_fork_of_a_generation_that_is_not_there_says_which_there_are(mac
     assert [row.id for row in await app.list()] == ["r"]
 
 
-@scenario
 async def test_a_fork_of_a_run_that_lacks_a_generation_says_that_it_is_damaged(machine: Machine) -> None:
     app = await done_agent(machine)
     await machine.stop(app)
@@ -600,7 +561,6 @@ async def test_a_fork_of_a_run_that_lacks_a_generation_says_that_it_is_damaged(m
 
 
 @pytest.mark.parametrize("args", [[], ["tides", 2]])
-@scenario
 async def test_a_fork_with_arguments_that_the_workflow_does_not_take_is_a_misuse(
     machine: Machine, args: list[Any]
 ) -> None:
@@ -610,7 +570,6 @@ async def test_a_fork_with_arguments_that_the_workflow_does_not_take_is_a_misuse
 
 
 @pytest.mark.parametrize("allowed", [[5], [["pay"]], ["pay", None]])
-@scenario
 async def test_what_a_fork_may_do_once_more_is_named_by_texts(machine: Machine, allowed: list[Any]) -> None:
     app = await done_agent(machine)
     with pytest.raises(Misuse, match="allow_effects"):

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from everstep import Retry, step, workflow
-from everstep.engine.run.doubt_report import process_of
+from everstep.engine.run.acting import process_of
 from everstep.engine.run.holds import resolve_line
 from everstep.errors import HoldConflict, RunHeld
-from tests.engine.resume_helpers import Gate, Machine, scenario
+from tests.engine.resume_helpers import Gate, Machine
 
 
 @dataclass
@@ -35,10 +35,8 @@ async def held(machine: Machine, run: Any) -> Any:
     return machine.hold(run.id)
 
 
-@scenario
 async def test_a_person_s_json_becomes_what_the_step_returns(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(answered, "ann", id="r")
+    app, run = await machine.start(answered, "ann", id="r")
     await held(machine, run)
     await app.resolve("r", "done", value={"number": 7}, by="bob", note="saw it")
     assert await run.result(timeout=60) == "Receipt Receipt(number=7, to='')"
@@ -46,17 +44,14 @@ async def test_a_person_s_json_becomes_what_the_step_returns(machine: Machine) -
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_what_cannot_become_that_stays_as_it_was_given(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(answered, "ann", id="r")
+    app, run = await machine.start(answered, "ann", id="r")
     await held(machine, run)
     await app.resolve("r", "done", value=["another", "thing"])
     assert await run.result(timeout=60) == "list ['another', 'thing']"
     assert not machine.replay("r").differences
 
 
-@scenario
 async def test_the_line_to_paste_has_an_example_of_the_right_type(machine: Machine) -> None:
     @step(retry=Retry(attempts=1, then="hold"))
     async def never() -> int:
@@ -75,7 +70,6 @@ async def test_the_line_to_paste_has_an_example_of_the_right_type(machine: Machi
     assert await app.get("s").result(timeout=60) == 2
 
 
-@scenario
 async def test_a_step_that_raised_is_reported_with_its_error_and_who_began_it(machine: Machine) -> None:
     app = await machine.boot()
     await held(machine, await app.start(answered, "ann", id="r"))
@@ -87,7 +81,6 @@ async def test_a_step_that_raised_is_reported_with_its_error_and_who_began_it(ma
     assert report["arguments"] == '[["ann"]]'
 
 
-@scenario
 async def test_a_crash_is_reported_with_its_process_and_the_time_in_which_it_died(machine: Machine) -> None:
     gate = Gate()
 
@@ -100,8 +93,7 @@ async def test_a_crash_is_reported_with_its_process_and_the_time_in_which_it_die
     async def slowly() -> str:
         return await slow()
 
-    app = await machine.boot()
-    await app.start(slowly, id="r")
+    app, _ = await machine.start(slowly, id="r")
     await gate.reached.wait()
     began = machine.clock.now()
     await machine.kill(app)
@@ -128,10 +120,8 @@ def test_a_worker_s_id_names_its_process(worker: str, process: dict[str, Any]) -
     assert process_of(worker) == process
 
 
-@scenario
 async def test_a_settled_hold_is_refused_with_who_settled_it(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(answered, "ann", id="r")
+    app, run = await machine.start(answered, "ann", id="r")
     hold = await held(machine, run)
     await app.resolve("r", "done", value={"number": 7}, by="bob")
     await run.result(timeout=60)

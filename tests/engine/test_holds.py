@@ -12,16 +12,8 @@ from everstep import Fatal, Retry, step, workflow
 from everstep.engine.run.holds import CONSEQUENCES
 from everstep.errors import Damaged, HoldConflict, RunCancelled, RunEnded, RunHeld, UnknownRun
 from everstep.stores.protocol import HoldRow
-from tests.engine.resume_helpers import Gate, Machine, Program, scenario
-
-NOTES: list[str] = []
-BROKEN: set[str] = set()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_broken() -> None:
-    NOTES.clear()
-    BROKEN.clear()
+from tests.engine.resume_helpers import Gate, Machine, Program
+from tests.worlds.ledger import BROKEN, NOTES
 
 
 @step(effect="read")
@@ -101,8 +93,7 @@ async def other_reader() -> str:
 
 
 async def left_behind(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(reader, id="r")
+    app, _ = await machine.start(reader, id="r")
     await app.start(reader, id="other")
     await machine.rest(app)
     await app.signal("other", "word", "x")
@@ -115,7 +106,6 @@ async def left_behind(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-@scenario
 async def test_damage_is_found_before_anything_is_done_and_nothing_is_overwritten(machine: Machine, what: str) -> None:
     await left_behind(machine)
     statements, last_good = DAMAGE[what]
@@ -153,7 +143,6 @@ async def test_damage_is_found_before_anything_is_done_and_nothing_is_overwritte
     assert machine.dump()["events"] == before["events"]
 
 
-@scenario
 async def test_a_repaired_history_goes_on(machine: Machine) -> None:
     await left_behind(machine)
     ((body,),) = [(event.body,) for event in machine.events("r") if event.seq == 3]
@@ -168,7 +157,6 @@ async def test_a_repaired_history_goes_on(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("status", ["queued", "running", "waiting"])
-@scenario
 async def test_a_row_that_says_unfinished_of_an_ended_history_is_damage(machine: Machine, status: str) -> None:
     await left_behind(machine)
     machine.sql("UPDATE runs SET status = ?, owner = NULL, wake_at = 1 WHERE id = 'other'", status)
@@ -188,7 +176,6 @@ async def test_a_row_that_says_unfinished_of_an_ended_history_is_damage(machine:
         "UPDATE runs SET status = 'completed' WHERE id = 'r'",
     ],
 )
-@scenario
 async def test_an_edited_end_in_the_row_is_found_by_verify(machine: Machine, edit: str) -> None:
     await left_behind(machine)
     app = await machine.boot()
@@ -199,7 +186,6 @@ async def test_an_edited_end_in_the_row_is_found_by_verify(machine: Machine, edi
     assert [one.sound for one in checked].count(False) == 1
 
 
-@scenario
 async def test_a_person_can_do_nothing_to_a_damaged_history_but_have_it_verified_again(machine: Machine) -> None:
     """Each verb finds the damage by itself, whoever comes first, and adds no event."""
     await left_behind(machine)
@@ -216,7 +202,6 @@ async def test_a_person_can_do_nothing_to_a_damaged_history_but_have_it_verified
     assert machine.dump()["events"] == events
 
 
-@scenario
 async def test_asking_to_hold_a_damaged_run_holds_it_as_damaged(machine: Machine) -> None:
     await left_behind(machine)
     machine.sql(flip("body", 3))
@@ -227,7 +212,6 @@ async def test_asking_to_hold_a_damaged_run_holds_it_as_damaged(machine: Machine
     assert machine.dump()["events"] == events
 
 
-@scenario
 async def test_damage_during_another_hold_is_found_when_that_is_resolved(machine: Machine) -> None:
     await left_behind(machine)
     app = await machine.boot()
@@ -256,8 +240,7 @@ async def uses_flaky() -> str:
 
 async def exhausted(machine: Machine) -> Any:
     BROKEN.add("flaky")
-    app = await machine.boot()
-    run = await app.start(uses_flaky, id="r")
+    app, run = await machine.start(uses_flaky, id="r")
     with pytest.raises(RunHeld, match="exhausted") as caught:
         await run.result()
     assert caught.value.reason == "exhausted"
@@ -269,7 +252,6 @@ async def exhausted(machine: Machine) -> Any:
     return app
 
 
-@scenario
 async def test_an_exhausted_step_gets_a_fresh_set_of_attempts_by_retry(machine: Machine) -> None:
     app = await exhausted(machine)
     await app.resolve("r", "retry", by="ann")
@@ -283,7 +265,6 @@ async def test_an_exhausted_step_gets_a_fresh_set_of_attempts_by_retry(machine: 
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_an_exhausted_step_is_skipped_with_a_given_value(machine: Machine) -> None:
     app = await exhausted(machine)
     await machine.kill(app)
@@ -294,7 +275,6 @@ async def test_an_exhausted_step_is_skipped_with_a_given_value(machine: Machine)
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_an_exhausted_run_is_cancelled_without_its_code(machine: Machine) -> None:
     app = await exhausted(machine)
     await app.resolve("r", "cancel")
@@ -302,7 +282,6 @@ async def test_an_exhausted_run_is_cancelled_without_its_code(machine: Machine) 
         await app.get("r").result()
 
 
-@scenario
 async def test_skipping_fits_in_beside_an_outcome_that_the_code_had_not_seen(machine: Machine) -> None:
     """An expensive sibling had just ended when the run was held: its outcome is recorded and not applied."""
 
@@ -346,7 +325,6 @@ async def test_skipping_fits_in_beside_an_outcome_that_the_code_had_not_seen(mac
         assert await run.result() == ["slowc", "by hand"]
 
 
-@scenario
 async def test_fatal_is_never_held_as_exhausted(machine: Machine) -> None:
     @step(retry=Retry(attempts=3, then="hold"))
     async def hopeless() -> None:
@@ -362,7 +340,6 @@ async def test_fatal_is_never_held_as_exhausted(machine: Machine) -> None:
 
 
 # -- stuck -------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_code_that_waits_for_what_can_never_happen_is_held_as_stuck(machine: Machine) -> None:
     def declare(right: bool) -> Any:
         @workflow(name="stuck")
@@ -374,8 +351,7 @@ async def test_code_that_waits_for_what_can_never_happen_is_held_as_stuck(machin
 
         return stuck
 
-    app = await machine.boot()
-    run = await app.start(declare(False), id="r")
+    app, run = await machine.start(declare(False), id="r")
     with pytest.raises(RunHeld, match="stuck"):
         await run.result()
     assert "test_holds.py" in machine.report("r")["waiting_at"][0]
@@ -390,10 +366,8 @@ async def test_code_that_waits_for_what_can_never_happen_is_held_as_stuck(machin
 
 # -- asked -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("driven", ["here", "elsewhere", "nowhere"])
-@scenario
 async def test_a_person_may_hold_a_run_wherever_it_is_driven(machine: Machine, driven: str) -> None:
-    app = await machine.boot()
-    run = await app.start(reader, id="r")
+    app, run = await machine.start(reader, id="r")
     await machine.rest(app)
     other = await machine.boot()
     if driven == "nowhere":
@@ -411,7 +385,6 @@ async def test_a_person_may_hold_a_run_wherever_it_is_driven(machine: Machine, d
     del run
 
 
-@scenario
 async def test_a_held_run_does_nothing_not_even_when_its_timer_is_due(machine: Machine) -> None:
     @workflow
     async def flow() -> str:
@@ -430,7 +403,6 @@ async def test_a_held_run_does_nothing_not_even_when_its_timer_is_due(machine: M
     assert await run.result() == "awake"
 
 
-@scenario
 async def test_holding_a_running_step_stops_its_body_and_it_is_begun_again_later(machine: Machine) -> None:
     gate = Gate()
 
@@ -444,8 +416,7 @@ async def test_holding_a_running_step_stops_its_body_and_it_is_begun_again_later
     async def flow() -> str:
         return await slow()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await app.hold("r")
     gate.opened.set()
@@ -454,7 +425,6 @@ async def test_holding_a_running_step_stops_its_body_and_it_is_begun_again_later
     assert NOTES == ["slow", "slow"]
 
 
-@scenario
 async def test_a_run_that_has_ended_cannot_be_held(machine: Machine) -> None:
     @workflow
     async def flow() -> None:
@@ -468,7 +438,6 @@ async def test_a_run_that_has_ended_cannot_be_held(machine: Machine) -> None:
         await app.hold("nobody")
 
 
-@scenario
 async def test_a_hold_that_comes_while_the_run_ends_is_told_so(machine: Machine) -> None:
     gate = Gate()
 
@@ -480,8 +449,7 @@ async def test_a_hold_that_comes_while_the_run_ends_is_told_so(machine: Machine)
     async def flow() -> None:
         await last()
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     driver = app.drivers["r"]
     gate.opened.set()
@@ -490,10 +458,8 @@ async def test_a_hold_that_comes_while_the_run_ends_is_told_so(machine: Machine)
         await app.hold("r")
 
 
-@scenario
 async def test_a_held_run_cannot_be_held_again(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(reader, id="r")
+    app, _ = await machine.start(reader, id="r")
     await machine.rest(app)
     await app.hold("r")
     await machine.until_status("r", "held")
@@ -502,10 +468,8 @@ async def test_a_held_run_cannot_be_held_again(machine: Machine) -> None:
 
 
 # -- resolving ---------------------------------------------------------------------------------------------------------
-@scenario
 async def test_resolving_twice_an_unknown_hold_or_in_a_wrong_way_is_refused_with_the_list(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(reader, id="r")
+    app, _ = await machine.start(reader, id="r")
     await machine.rest(app)
     await app.hold("r")
     await machine.until_status("r", "held")
@@ -525,10 +489,8 @@ async def test_resolving_twice_an_unknown_hold_or_in_a_wrong_way_is_refused_with
         await app.resolve("nobody", "retry")
 
 
-@scenario
 async def test_an_ambiguous_resolution_is_refused_with_the_list(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(reader, id="r")
+    app, _ = await machine.start(reader, id="r")
     await machine.rest(app)
     await app.hold("r")
     await machine.until_status("r", "held")
@@ -541,7 +503,6 @@ async def test_an_ambiguous_resolution_is_refused_with_the_list(machine: Machine
     await app.resolve("r", "retry", hold="h2")
 
 
-@scenario
 async def test_two_people_resolving_at_once_one_wins(machine: Machine) -> None:
     one, two = await machine.boot(), await machine.boot()
     await one.start(reader, id="r")
@@ -564,7 +525,6 @@ def test_every_reason_names_its_resolutions_with_their_consequences() -> None:
         assert all(resolutions.values())
 
 
-@scenario
 async def test_on_hold_is_called_once_and_its_own_failure_hurts_nobody(machine: Machine) -> None:
     held: list[str] = []
 
@@ -661,7 +621,6 @@ async def sends_twice() -> list[str]:
 GATES: dict[str, Gate] = {}
 
 
-@scenario
 async def test_a_hold_that_waits_for_a_body_is_not_lost_when_the_process_is_killed(machine: Machine) -> None:
     GATES.update(first=Gate(), second=Gate())
     app = await machine.boot(clock=None)
@@ -673,17 +632,62 @@ async def test_a_hold_that_waits_for_a_body_is_not_lost_when_the_process_is_kill
     again = await machine.worker(clock=None)
     with pytest.raises(RunHeld):
         await again.get("r").result(timeout=60)
-    assert machine.hold("r").reason == "in-doubt"
+    assert machine.hold("r").reason == "asked", "it comes first, although a step is in doubt"
+    assert machine.report("r")["consequences"].keys() >= {"retry"}
     GATES["second"].opened.set()
+    await again.resolve("r", "retry")
+    with pytest.raises(RunHeld):
+        await again.get("r").result(timeout=60)
+    assert machine.hold("r").reason == "in-doubt"
+    assert not GATES["second"].reached.is_set()
     await again.resolve("r", "done", value="first")
+    assert await again.get("r").result(timeout=60) == ["first", "second"]
+    assert len(machine.bodies("r", "run_held")) == 2
+
+
+@pytest.mark.parametrize("flow", ["begun", "fresh"])
+async def test_a_hold_that_was_asked_while_no_process_lived_comes_before_any_body(machine: Machine, flow: str) -> None:
+    """The open step may be repeated, or the next one is not even in the history."""
+    GATES.update(first=Gate(), second=Gate())
+    app = await machine.boot(clock=None)
+    await app.start(repeats if flow == "begun" else receives_and_repeats, id="r")
+    if flow == "begun":
+        await GATES["first"].reached.wait()
+    else:
+        await machine.until_status("r", "waiting")
+    await machine.kill(app)
+    other = await machine.boot(clock=None, workflows=())
+    if flow == "fresh":
+        await other.signal("r", "go", 1)
+    await other.hold("r", note="look at this")
+    GATES["first"] = Gate()
+    again = await machine.worker(clock=None)
     with pytest.raises(RunHeld):
         await again.get("r").result(timeout=60)
     assert machine.hold("r").reason == "asked"
+    assert not GATES["first"].reached.is_set()
+    GATES["first"].opened.set()
     await again.resolve("r", "retry")
-    assert await again.get("r").result(timeout=60) == ["first", "second"]
+    assert await again.get("r").result(timeout=60) == "first"
 
 
-@scenario
+@step
+async def post(gate: str) -> str:
+    await GATES[gate].wait()
+    return gate
+
+
+@workflow
+async def repeats() -> str:
+    return await post("first")
+
+
+@workflow
+async def receives_and_repeats() -> str:
+    await everstep.receive("go")
+    return await post("first")
+
+
 async def test_a_hold_that_waits_for_a_body_is_made_when_that_has_ended(machine: Machine) -> None:
     GATES.update(first=Gate(), second=Gate())
     app = await machine.boot(clock=None)

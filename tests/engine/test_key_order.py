@@ -10,7 +10,7 @@ from everstep.codec import Codec, meaning_digest
 from everstep.engine.code import approvals
 from everstep.errors import ApprovalConflict, IdConflict
 from everstep.model.digests import digest_of
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 FORWARD: dict[str, Any] = {"a": 1, "b": {"x": [1], "y": {"p", "q"}}, "c": None}
 BACKWARD: dict[str, Any] = {"c": None, "b": {"y": {"q", "p"}, "x": [1]}, "a": 1}
@@ -72,10 +72,8 @@ def test_the_digest_of_a_meaning_knows_no_order_and_tells_all_else_apart() -> No
     assert meaning_digest(b"damaged") == digest_of(b"damaged").hex()
 
 
-@scenario
 async def test_a_signal_that_is_sent_again_with_its_keys_in_another_order_is_the_same(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(waits, id="r")
+    _, run = await machine.start(waits, id="r")
     assert await run.signal("go", FORWARD, id="s")
     assert not await run.signal("go", BACKWARD, id="s")
     for other in OTHERS:
@@ -85,20 +83,16 @@ async def test_a_signal_that_is_sent_again_with_its_keys_in_another_order_is_the
         await run.signal("stop", FORWARD, id="s")
 
 
-@scenario
 async def test_a_request_that_is_asked_again_with_its_keys_in_another_order_is_the_same(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(answers, id="r")
+    _, run = await machine.start(answers, id="r")
     assert await run.ask("what", FORWARD, id="q") == await run.ask("what", BACKWARD, id="q") == FORWARD
     for other in OTHERS:
         with pytest.raises(IdConflict):
             await run.ask("what", other, id="q")
 
 
-@scenario
 async def test_an_approval_of_arguments_whose_keys_have_another_order_is_of_the_same(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(asks, id="r")
+    _, run = await machine.start(asks, id="r")
     await machine.until(lambda: len(machine.kinds("r", "approval_asked")) == 1)
     for other in OTHERS:
         with pytest.raises(ApprovalConflict, match="other arguments"):
@@ -108,8 +102,7 @@ async def test_an_approval_of_arguments_whose_keys_have_another_order_is_of_the_
 
 async def _answered_after_a_crash(machine: Machine, *, before: bool) -> None:
     """Let a run ask, die, go on with its keys in another order, and be answered before or after that."""
-    app = await machine.boot()
-    await app.start(asks, id="r")
+    app, _ = await machine.start(asks, id="r")
     await machine.until(lambda: len(machine.kinds("r", "approval_asked")) == 1)
     if before:
         await app.approve("r", "yes", what="this")
@@ -128,7 +121,6 @@ async def _goes_on(machine: Machine, *, before: bool) -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("how", ["plain", "large", "secret"])
-@scenario
 async def test_an_approval_is_of_the_same_when_the_code_orders_its_keys_otherwise_now(
     machine: Machine, how: str, before: bool
 ) -> None:
@@ -143,7 +135,6 @@ async def test_an_approval_is_of_the_same_when_the_code_orders_its_keys_otherwis
     ("how", "same_order"), [("plain", True), ("plain", False), ("large", True), ("large", False), ("secret", True)]
 )
 @pytest.mark.parametrize("before", [True, False])
-@scenario
 async def test_an_approval_that_the_release_before_asked_for_is_still_answered(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, how: str, before: bool, same_order: bool
 ) -> None:
@@ -158,13 +149,11 @@ async def test_an_approval_that_the_release_before_asked_for_is_still_answered(
 
 
 @pytest.mark.parametrize("large", [True, False])
-@scenario
 async def test_an_answer_and_a_result_are_the_same_when_the_code_orders_their_keys_otherwise_now(
     machine: Machine, large: bool
 ) -> None:
     NOW["large"] = large
-    app = await machine.boot()
-    run = await app.start(answers, id="q")
+    app, run = await machine.start(answers, id="q")
     await run.ask("what", 1, id="1")
     await app.run(ends, id="e")
     NOW["is_backward"] = True

@@ -11,21 +11,9 @@ import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse
 from everstep.stores.protocol import Claim, Claimed
-from tests.engine.resume_helpers import Gate, Machine, Program, freeze, scenario
+from tests.engine.resume_helpers import Gate, Machine, Program, freeze
 from tests.waiting import stop_between_writes
-
-NOTES: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-
-
-@step
-async def note(text: str) -> str:
-    NOTES.append(text)
-    return text
+from tests.worlds.ledger import NOTES, note
 
 
 @workflow
@@ -33,7 +21,6 @@ async def one_word_noted() -> str:
     return await note(await everstep.receive("word", str))
 
 
-@scenario
 async def test_a_stopped_owner_keeps_its_run_until_its_lease_has_lapsed(machine: Machine) -> None:
     gate = Gate()
 
@@ -64,7 +51,6 @@ async def test_a_stopped_owner_keeps_its_run_until_its_lease_has_lapsed(machine:
     await machine.kill(app)
 
 
-@scenario
 async def test_a_worker_without_neighbours_asks_for_some_as_seldom_as_it_renews_its_lease(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +72,6 @@ async def test_a_worker_without_neighbours_asks_for_some_as_seldom_as_it_renews_
     assert 4 <= asked <= 8, "every ten seconds, and not at each of 120 sweeps"
 
 
-@scenario
 async def test_a_zombie_writes_nothing_and_both_callers_get_one_result(machine: Machine) -> None:
     gates = [Gate(), Gate()]
     bodies = iter(gates)
@@ -123,7 +108,6 @@ async def test_a_zombie_writes_nothing_and_both_callers_get_one_result(machine: 
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_claim_alone_fences_the_old_owner_although_the_head_has_not_moved(machine: Machine) -> None:
     gate = Gate()
 
@@ -150,7 +134,6 @@ async def test_a_claim_alone_fences_the_old_owner_although_the_head_has_not_move
     assert machine.status("r") == "running"
 
 
-@scenario
 async def test_a_lease_is_renewed_while_its_owner_lives(machine: Machine) -> None:
     app = await machine.boot(lease=30.0)
     await app.start(one_word_noted, id="r")
@@ -161,7 +144,6 @@ async def test_a_lease_is_renewed_while_its_owner_lives(machine: Machine) -> Non
     assert "r" not in worker.drivers
 
 
-@scenario
 async def test_a_buried_worker_comes_back_as_another_and_its_runs_go_on(machine: Machine) -> None:
     """Its row is gone, as after a mistaken burial: it must not go on under the old name."""
     app = await machine.boot(lease=30.0)
@@ -180,7 +162,6 @@ async def test_a_buried_worker_comes_back_as_another_and_its_runs_go_on(machine:
     assert len(pumps) == 1
 
 
-@scenario
 async def test_a_buried_worker_goes_on_with_runs_that_nobody_waits_for(machine: Machine) -> None:
     app = await machine.boot(lease=30.0)
     await app.start(one_word_noted, id="r")
@@ -193,7 +174,6 @@ async def test_a_buried_worker_goes_on_with_runs_that_nobody_waits_for(machine: 
     await machine.until_status("r", "completed")
 
 
-@scenario
 async def test_two_apps_race_for_one_claim_and_exactly_one_gets_it_every_time(machine: Machine) -> None:
     one, two = await machine.boot(), await machine.boot()
     await one.become_worker()
@@ -220,7 +200,6 @@ async def test_two_apps_race_for_one_claim_and_exactly_one_gets_it_every_time(ma
     machine.sql("UPDATE runs SET owner = NULL, status = 'waiting' WHERE id = 'r'")
 
 
-@scenario
 async def test_two_workers_share_many_runs_and_none_is_done_twice(machine: Machine) -> None:
     @workflow
     async def counted(number: int) -> int:

@@ -1,6 +1,7 @@
 """Everstep inside programs: scripts, blocking code, an application's own loop, uvloop, interrupts, two apps at once."""
 
 import asyncio
+import inspect
 import os
 import signal
 import subprocess
@@ -16,8 +17,11 @@ import uvloop
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app.blocking import BlockingRun
+from everstep.engine.app.app import App
+from everstep.engine.app.blocking import BlockingApp, BlockingRun, BlockingSchedule
+from everstep.engine.app.client import BlockingClient, Client
 from everstep.engine.app.handles import Run
+from everstep.engine.verbs.schedules import Schedule
 from everstep.errors import Misuse, RunHeld
 from everstep.stores.opening import open_store
 from tests.engine.lives import add, echo, settle
@@ -118,6 +122,47 @@ def test_blocking_code_gets_the_same_methods(tmp_path: Path) -> None:
     assert not any(thread.name == "everstep-loop" for thread in threading.enumerate())
 
 
+@pytest.mark.parametrize(
+    ("blocking", "awaited"),
+    [
+        (BlockingApp, App),
+        (BlockingRun, Run),
+        (BlockingSchedule, Schedule),
+        (BlockingClient, Client),
+    ],
+)
+def test_a_blocking_face_has_every_call_of_the_async_one_with_its_parameters_and_its_text(
+    blocking: Any, awaited: Any
+) -> None:
+    own = {"open", "close", "result_types"}  # an app's own business
+    for name, of in vars(awaited).items():
+        if name.startswith("_") or name in own or not inspect.isfunction(of):
+            continue
+        made = getattr(blocking, name)
+        assert not inspect.iscoroutinefunction(made), name
+        if hasattr(made, "__wrapped__"):
+            assert inspect.unwrap(made) is inspect.unwrap(of), name
+            continue
+        assert made.__doc__ == f"See `{awaited.__name__}.{name}`.", name
+        if name not in ("start", "run"):  # whose options mypy and pyright check: see typed_wrong.py
+            assert parameters_of(made) == parameters_of(of), name
+
+
+def parameters_of(function: Any) -> list[str]:
+    """Return what a function takes, and how."""
+    return list(map(str, inspect.signature(function).parameters.values()))
+
+
+@pytest.mark.parametrize("name", ["append", "delete", "make_folder", "move", "write"])
+def test_changes_of_files_are_the_same_plain_or_awaited(name: str) -> None:
+    assert inspect.unwrap(getattr(everstep.blocking.files, name)) is getattr(everstep.files, name)
+
+
+@pytest.mark.parametrize("name", ["approval", "checkpoint", "expect", "receive", "requests", "sleep"])
+def test_a_plain_call_in_workflow_code_takes_what_the_async_one_takes(name: str) -> None:
+    assert parameters_of(getattr(everstep.blocking, name)) == parameters_of(getattr(everstep, name))
+
+
 def test_a_blocking_run_has_every_method_of_a_run(tmp_path: Path) -> None:
     @workflow
     async def child() -> int:
@@ -127,8 +172,6 @@ def test_a_blocking_run_has_every_method_of_a_run(tmp_path: Path) -> None:
     async def parent() -> int:
         return await child()
 
-    missing = {name for name in vars(Run) if not name.startswith("_")} - set(vars(BlockingRun))
-    assert not missing
     with everstep.open(url(tmp_path)) as app:
         handle = app.start(parent, id="x")
         assert handle.result(timeout=60) == 1
@@ -138,44 +181,38 @@ def test_a_blocking_run_has_every_method_of_a_run(tmp_path: Path) -> None:
         assert own.result(timeout=60) == 1
 
 
-def test_an_application_s_own_loop_stays_its_own() -> None:
+async def test_an_application_s_own_loop_stays_its_own() -> None:
     """Between the turns of the app, the application's tasks, loop and context are what they were."""
 
-    async def main() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        ticks: list[int] = []
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    ticks: list[int] = []
 
-        async def tick() -> None:
-            while True:
-                assert asyncio.get_running_loop() is loop
-                ticks.append(1)
-                await asyncio.sleep(0)
-
-        ticking = asyncio.create_task(tick())
-        async with everstep.open("memory:") as app:
-            results = await asyncio.gather(*(app.run(sums, [n, n]) for n in range(20)))
+    async def tick() -> None:
+        while True:
             assert asyncio.get_running_loop() is loop
-            assert asyncio.current_task() is task
-        assert results == [2 * n for n in range(20)]
-        assert ticks
-        ticking.cancel()
-        assert asyncio.all_tasks() == {task, ticking}
+            ticks.append(1)
+            await asyncio.sleep(0)
 
-    asyncio.run(main())
+    ticking = asyncio.create_task(tick())
+    async with everstep.open("memory:") as app:
+        results = await asyncio.gather(*(app.run(sums, [n, n]) for n in range(20)))
+        assert asyncio.get_running_loop() is loop
+        assert asyncio.current_task() is task
+    assert results == [2 * n for n in range(20)]
+    assert ticks
+    ticking.cancel()
+    assert asyncio.all_tasks() == {task, ticking}
 
 
-def test_asyncio_outside_workflows_is_untouched_while_an_app_is_open() -> None:
-    async def main() -> None:
-        async with everstep.open("memory:") as app:
-            await app.run(sums, [1])
-            assert await asyncio.wait_for(asyncio.sleep(0, "a"), 1) == "a"
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.Event().wait(), 0.001)
-            assert sorted([await one for one in asyncio.as_completed([asyncio.sleep(0, n) for n in (1, 2)])]) == [1, 2]
-            assert await asyncio.to_thread(len, "abc") == 3
-            await asyncio.to_thread(time.sleep, 0)
-
-    asyncio.run(main())
+async def test_asyncio_outside_workflows_is_untouched_while_an_app_is_open() -> None:
+    async with everstep.open("memory:") as app:
+        await app.run(sums, [1])
+        assert await asyncio.wait_for(asyncio.sleep(0, "a"), 1) == "a"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.001)
+        assert sorted([await one for one in asyncio.as_completed([asyncio.sleep(0, n) for n in (1, 2)])]) == [1, 2]
+        assert await asyncio.to_thread(len, "abc") == 3
+        await asyncio.to_thread(time.sleep, 0)
 
 
 def test_uvloop_drives_runs_as_well(tmp_path: Path) -> None:
@@ -194,52 +231,46 @@ def test_uvloop_drives_runs_as_well(tmp_path: Path) -> None:
     assert uvloop.run(main()) == ["x", 6]
 
 
-def test_two_apps_in_one_process_share_a_store_and_leave_each_other_s_runs_alone(tmp_path: Path) -> None:
+async def test_two_apps_in_one_process_share_a_store_and_leave_each_other_s_runs_alone(tmp_path: Path) -> None:
     @workflow
     async def flow() -> str:
         return await everstep.receive("word", str)
 
-    async def main() -> None:
-        async with everstep.open(url(tmp_path)) as one, everstep.open(url(tmp_path)) as other:
-            mine = await one.start(flow, id="mine")
-            theirs = await other.start(flow, id="theirs")
-            await settle(one)
-            await settle(other)
-            assert (list(one.drivers), list(other.drivers)) == (["mine"], ["theirs"])
-            await other.signal("mine", "word", "from the other")
-            await one.signal("theirs", "word", "from the one")
-            assert await mine.result(timeout=60) == "from the other"
-            assert await theirs.result(timeout=60) == "from the one"
-            assert await other.get("mine").result(timeout=60) == "from the other"
-
-    asyncio.run(main())
+    async with everstep.open(url(tmp_path)) as one, everstep.open(url(tmp_path)) as other:
+        mine = await one.start(flow, id="mine")
+        theirs = await other.start(flow, id="theirs")
+        await settle(one)
+        await settle(other)
+        assert (list(one.drivers), list(other.drivers)) == (["mine"], ["theirs"])
+        await other.signal("mine", "word", "from the other")
+        await one.signal("theirs", "word", "from the one")
+        assert await mine.result(timeout=60) == "from the other"
+        assert await theirs.result(timeout=60) == "from the one"
+        assert await other.get("mine").result(timeout=60) == "from the other"
 
 
-def test_waiting_for_a_run_that_somebody_else_drives_does_not_spin(tmp_path: Path) -> None:
+async def test_waiting_for_a_run_that_somebody_else_drives_does_not_spin(tmp_path: Path) -> None:
     @workflow
     async def flow() -> str:
         return await everstep.receive("word", str)
 
-    async def main() -> None:
-        async with everstep.open(url(tmp_path)) as one, everstep.open(url(tmp_path)) as other:
-            await one.start(flow, id="x")
-            await settle(one)
-            waiter = asyncio.create_task(other.get("x").result())
-            turns, turn = 0, other.pump._turn
+    async with everstep.open(url(tmp_path)) as one, everstep.open(url(tmp_path)) as other:
+        await one.start(flow, id="x")
+        await settle(one)
+        waiter = asyncio.create_task(other.get("x").result())
+        turns, turn = 0, other.pump._turn
 
-            async def counted() -> None:
-                nonlocal turns
-                turns += 1
-                await turn()
+        async def counted() -> None:
+            nonlocal turns
+            turns += 1
+            await turn()
 
-            other.pump._turn = counted  # type: ignore[method-assign]
-            for _ in range(500):
-                await asyncio.sleep(0)
-            assert turns < 10
-            await one.signal("x", "word", "there")
-            assert await asyncio.wait_for(waiter, 10) == "there"
-
-    asyncio.run(main())
+        other.pump._turn = counted  # type: ignore[method-assign]
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert turns < 10
+        await one.signal("x", "word", "there")
+        assert await asyncio.wait_for(waiter, 10) == "there"
 
 
 def test_an_app_that_all_tasks_of_the_loop_were_cancelled_under_gives_its_runs_back(tmp_path: Path) -> None:
@@ -265,13 +296,10 @@ def test_an_app_that_all_tasks_of_the_loop_were_cancelled_under_gives_its_runs_b
     assert row.owner is None
 
 
-def test_two_apps_with_stores_of_their_own_know_nothing_of_each_other() -> None:
-    async def main() -> None:
-        async with everstep.open("memory:") as one, everstep.open("memory:") as other:
-            assert await one.run(sums, [1], id="x") == 1
-            assert await other.run(sums, [2], id="x") == 2
-
-    asyncio.run(main())
+async def test_two_apps_with_stores_of_their_own_know_nothing_of_each_other() -> None:
+    async with everstep.open("memory:") as one, everstep.open("memory:") as other:
+        assert await one.run(sums, [1], id="x") == 1
+        assert await other.run(sums, [2], id="x") == 2
 
 
 def test_apps_on_two_threads_run_at_the_same_time(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ from everstep import step, workflow
 from everstep.errors import Misuse, RunCancelled, StoreFull
 from everstep.stores.rows.queues import FreeSlot, TakeSlot
 from everstep.testing.faulty_store import FaultyStore
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import wait_on_loop_until
+from tests.worlds.ledger import BEGUN, GATES
 
-BEGUN: list[str] = []
-GATES: dict[str, asyncio.Event] = {}
 FAILURES: dict[str, int] = {}
 
 
@@ -61,8 +60,6 @@ async def spends(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    BEGUN.clear()
-    GATES.clear()
     FAILURES.clear()
 
 
@@ -84,7 +81,6 @@ def kinds(machine: Machine, run: str) -> list[str]:
     return [event.kind for event in machine.store.events(run, 1)]
 
 
-@scenario
 async def test_no_more_bodies_run_than_the_limit_has_slots_over_all_runs_and_apps(machine: Machine) -> None:
     app, other = await machine.boot(), await machine.boot()
     await app.limit("api", concurrency=2)
@@ -109,7 +105,6 @@ async def test_no_more_bodies_run_than_the_limit_has_slots_over_all_runs_and_app
     assert machine.store.slots() == []
 
 
-@scenario
 async def test_a_slot_is_free_for_others_as_soon_as_its_body_has_ended(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=1)
@@ -122,7 +117,6 @@ async def test_a_slot_is_free_for_others_as_soon_as_its_body_has_ended(machine: 
     assert machine.store.slots() == []
 
 
-@scenario
 async def test_a_step_that_shares_another_s_outcome_gives_its_slot_back(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=1)
@@ -135,7 +129,6 @@ async def test_a_step_that_shares_another_s_outcome_gives_its_slot_back(machine:
             await asyncio.sleep(0.01)
 
 
-@scenario
 async def test_what_waits_for_a_slot_is_withheld_and_not_begun(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=0)
@@ -152,27 +145,22 @@ async def test_what_waits_for_a_slot_is_withheld_and_not_begun(machine: Machine)
 
 
 @pytest.mark.parametrize("kind", ["read", "once", "retried", "keyed"])
-def test_a_step_that_waited_when_its_process_died_is_begun_by_the_next(tmp_path: Any, kind: str) -> None:
-    @scenario
-    async def test(machine: Machine) -> None:
-        app = await machine.boot()
-        await app.limit("api", concurrency=0)
-        await app.start(one, kind, "a", id="r")
-        await asyncio.sleep(0.05)
-        await machine.kill(app)
-        following = await machine.worker()
-        await asyncio.sleep(0.1)
-        assert BEGUN == []
-        await following.limit("api", concurrency=1)
-        let("a")
-        assert await following.get("r").result(60) == "a"
-        assert BEGUN == ["a"]
-        assert await following.holds() == []
-
-    test(tmp_path)
+async def test_a_step_that_waited_when_its_process_died_is_begun_by_the_next(machine: Machine, kind: str) -> None:
+    app = await machine.boot()
+    await app.limit("api", concurrency=0)
+    await app.start(one, kind, "a", id="r")
+    await asyncio.sleep(0.05)
+    await machine.kill(app)
+    following = await machine.worker()
+    await asyncio.sleep(0.1)
+    assert BEGUN == []
+    await following.limit("api", concurrency=1)
+    let("a")
+    assert await following.get("r").result(60) == "a"
+    assert BEGUN == ["a"]
+    assert await following.holds() == []
 
 
-@scenario
 async def test_slots_of_a_dead_process_come_back(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=1)
@@ -188,7 +176,6 @@ async def test_slots_of_a_dead_process_come_back(machine: Machine) -> None:
     assert await waiting.result(60) == "b"
 
 
-@scenario
 async def test_a_rate_lets_bodies_begin_by_the_store_s_clock(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", rate=(1, 10))
@@ -203,7 +190,6 @@ async def test_a_rate_lets_bodies_begin_by_the_store_s_clock(machine: Machine) -
     assert await run.result(60) == ["a0", "a1", "a2"]
 
 
-@scenario
 async def test_each_attempt_takes_a_slot_of_its_own(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=1)
@@ -221,7 +207,6 @@ async def test_each_attempt_takes_a_slot_of_its_own(machine: Machine) -> None:
     assert kinds(machine, "r").count("call_withheld") == 2
 
 
-@scenario
 async def test_a_step_that_waits_can_be_cancelled_and_has_not_happened(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=0)
@@ -241,7 +226,6 @@ async def test_a_step_that_waits_can_be_cancelled_and_has_not_happened(machine: 
     assert machine.store.slots() == []
 
 
-@scenario
 async def test_a_held_run_gives_its_slot_back(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=1)
@@ -256,7 +240,6 @@ async def test_a_held_run_gives_its_slot_back(machine: Machine) -> None:
     assert await first.result(60) == "a"
 
 
-@scenario
 async def test_a_slot_for_a_run_that_has_left_is_given_back(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=1)
@@ -267,7 +250,6 @@ async def test_a_slot_for_a_run_that_has_left_is_given_back(machine: Machine) ->
     assert await run.result(60) == "a", "a worker that is not there has no slots"
 
 
-@scenario
 async def test_an_app_that_closes_begins_nothing_that_waits(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=1)
@@ -293,7 +275,6 @@ def test_a_limit_s_name_is_checked() -> None:
 
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("method", ["queues", "slots"])
-@scenario
 async def test_a_store_that_fails_while_it_is_asked_about_slots_is_asked_again(
     machine: Machine, method: str, first: int
 ) -> None:
@@ -314,7 +295,6 @@ def frees(operations: Any, **_: Any) -> bool:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@scenario
 async def test_a_slot_that_the_store_does_not_take_back_is_given_back_later(machine: Machine, after: bool) -> None:
     """As with a disk that is full, or a right that is missing, while a body ends."""
     store = FaultyStore(machine.open_store())
@@ -330,7 +310,6 @@ async def test_a_slot_that_the_store_does_not_take_back_is_given_back_later(mach
     assert fault.fired == 2
 
 
-@scenario
 async def test_an_attempt_whose_last_slot_is_still_to_be_given_back_waits_for_that(machine: Machine) -> None:
     """Else what is given back late would be the slot of the next attempt."""
     store = FaultyStore(machine.open_store())

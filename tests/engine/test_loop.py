@@ -13,26 +13,15 @@ import everstep
 from everstep.stores.brief import Busy, briefly, waits_until
 from everstep.stores.sqlite import SqliteStore
 from everstep.stores.sqlite.reads import Reader
-from tests.loop_calls import calls_of, outcomes_of, prepare, quick, wrong
+from tests.loop_calls import Pauses, methods, outcomes_of, prepared, quick, wrong
 from tests.waiting import open_raw, wait_until
 
 READS = {
-    *(
-        "result",
-        "status",
-        "list",
-        "history",
-        "published",
-        "stream",
-        "children",
-        "verify",
-        "holds",
-        "rollback",
-        "worker gone",
-        "export all",
-        "export schedules",
-    ),
-    *("approvals", "schedules", "limit", "effects", "repair", "export", "collect", "open and close"),
+    *(f"App.{verb}" for verb in ("list", "holds", "approvals", "schedules", "limit", "effects", "repair", "rollback")),
+    *(f"App.{verb}" for verb in ("worker_gone", "export", "export all", "export schedules", "gc", "close")),
+    *(f"Run.{verb}" for verb in ("result", "status", "row", "history", "published", "stream", "children", "holds")),
+    *("Run.verify", "Run.approvals", "Client.list", "Client.approvals", "Client.get, opened and closed"),
+    "Schedule.show",
 }
 """Calls that only read: they do not wait for whoever writes."""
 
@@ -62,15 +51,27 @@ async def opened_and_closed(url: str, **options: Any) -> str:
 def test_no_call_that_writes_stops_the_loop_while_the_file_is_locked(tmp_path: Path) -> None:
     async def main() -> None:
         path, url = tmp_path / "runs.db", f"sqlite:///{tmp_path / 'runs.db'}"
-        async with everstep.open(url) as app:
-            await prepare(app, tmp_path)
-            expected = calls_of(app, url, tmp_path)
+        pauses = Pauses("locked SQLite file")
+        async with prepared(url, tmp_path) as (_, expected):
             calls = {name: call for name, (call, _) in expected.items() if name not in READS}
             calls["open and recover"] = lambda: opened_and_closed(url, recover=True)
             expected["open and recover"] = calls["open and recover"], "completed"
-            assert not wrong(expected, await outcomes_of(LockedFile(path), calls))
+            assert not wrong(expected, await outcomes_of(LockedFile(path), calls, pauses))
+        pauses.tell()
 
     asyncio.run(main())
+
+
+def test_each_public_method_is_among_the_calls(tmp_path: Path) -> None:
+    """A method that is added without a call here would not be tried while a store is silent."""
+
+    async def called() -> set[str]:
+        async with prepared(f"sqlite:///{tmp_path / 'runs.db'}", tmp_path) as (_, expected):
+            return {name.partition(",")[0].partition(" ")[0] for name in expected}
+
+    found = asyncio.run(called())
+    assert methods() - found == set()
+    assert found - methods() == {"Client.get"}, "these are no methods"
 
 
 def test_a_new_store_is_made_without_stopping_the_loop(tmp_path: Path) -> None:
@@ -123,9 +124,8 @@ def test_whatever_the_engine_asks_on_a_loop_it_asks_briefly(tmp_path: Path, monk
 
     async def main() -> None:
         url = f"sqlite:///{tmp_path / 'runs.db'}"
-        async with everstep.open(url, recover=True) as app:
-            await prepare(app, tmp_path)
-            for call, _ in calls_of(app, url, tmp_path).values():
+        async with prepared(url, tmp_path, recover=True) as (_, expected):
+            for call, _ in expected.values():
                 with suppress(everstep.Error):
                     await call()
         async with everstep.open(url, recover=True) as app:  # and what was left is taken up

@@ -10,8 +10,8 @@ import everstep
 from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.process import pump
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Claimed, ClaimedPast, Operation, Post, Verdict
+from tests.lasting import LastingStore
 
 SECONDS_MAX = 20.0
 TURNS_MAX = 200
@@ -32,26 +32,23 @@ async def listening() -> str:
     return await everstep.receive("word", str)
 
 
-def test_a_worker_with_more_runs_than_places_takes_the_next_without_waiting_for_a_poll(
+async def test_a_worker_with_more_runs_than_places_takes_the_next_without_waiting_for_a_poll(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pump, "POLL_SECONDS", 1_000.0)
 
-    async def main() -> None:
-        store = MemoryStore()
-        starter = App(store)
-        await starter.open()
-        starter.draining = True  # it starts runs and drives none
-        for number in range(40):
-            await starter.start(acting, number, id=f"run-{number}")
-        starter.store.leave(starter.worker)
-        worker = await App(store, recover=True, concurrency=4).open()
-        async with asyncio.timeout(SECONDS_MAX):
-            while store.counts() != {"completed": 40}:
-                await asyncio.sleep(0.005)
-        await worker.close()
-
-    asyncio.run(main())
+    store = LastingStore()
+    starter = App(store)
+    await starter.open()
+    starter.draining = True  # it starts runs and drives none
+    for number in range(40):
+        await starter.start(acting, number, id=f"run-{number}")
+    starter.store.leave(starter.worker)
+    worker = await App(store, recover=True, concurrency=4).open()
+    async with asyncio.timeout(SECONDS_MAX):
+        while store.counts() != {"completed": 40}:
+            await asyncio.sleep(0.005)
+    await worker.close()
 
 
 @step(effect="read")
@@ -68,7 +65,7 @@ async def staying(number: int) -> int:
 LEAVE: list[asyncio.Event] = []
 
 
-def test_runs_that_leave_an_app_which_drives_more_than_it_has_places_for_do_not_take_its_loop(
+async def test_runs_that_leave_an_app_which_drives_more_than_it_has_places_for_do_not_take_its_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns: list[int] = []
@@ -82,25 +79,22 @@ def test_runs_that_leave_an_app_which_drives_more_than_it_has_places_for_do_not_
     take_turn = pump.Pump._turn
     monkeypatch.setattr(pump.Pump, "_turn", turn)
 
-    async def main() -> None:
-        LEAVE[:] = [asyncio.Event() for _ in range(12)]
-        app = await App(MemoryStore(), concurrency=4).open()
-        runs = [await app.start(staying, number) for number in range(12)]
-        async with asyncio.timeout(SECONDS_MAX):
-            app.pump.nudge()
-            while not app.pump._has_more:  # it has looked, and there was no room
-                await asyncio.sleep(0.001)
-            turns.clear()
-            for number, run in enumerate(runs):
-                LEAVE[number].set()
-                assert await run.result() == number
-        assert len(turns) < TURNS_MAX
-        await app.close()
-
-    asyncio.run(main())
+    LEAVE[:] = [asyncio.Event() for _ in range(12)]
+    app = await App(LastingStore(), concurrency=4).open()
+    runs = [await app.start(staying, number) for number in range(12)]
+    async with asyncio.timeout(SECONDS_MAX):
+        app.pump.nudge()
+        while not app.pump._has_more:  # it has looked, and there was no room
+            await asyncio.sleep(0.001)
+        turns.clear()
+        for number, run in enumerate(runs):
+            LEAVE[number].set()
+            assert await run.result() == number
+    assert len(turns) < TURNS_MAX
+    await app.close()
 
 
-class ReadingStore(MemoryStore):
+class ReadingStore(LastingStore):
     """One whose claims have read the past of their runs; and then somebody else delivers, before anybody hears."""
 
     def __init__(self) -> None:
@@ -126,27 +120,24 @@ class ReadingStore(MemoryStore):
         return found
 
 
-def test_what_arrives_between_a_claim_and_its_verdict_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_arrives_between_a_claim_and_its_verdict_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pump, "POLL_SECONDS", 1_000.0)
 
-    async def main() -> None:
-        store = ReadingStore()
-        first = await App(store).open()
-        await first.start(listening, id="r")
-        while store.counts() != {"waiting": 1}:
+    store = ReadingStore()
+    first = await App(store).open()
+    await first.start(listening, id="r")
+    while store.counts() != {"waiting": 1}:
+        await asyncio.sleep(0.005)
+    await first.close()
+    second = await App(store).open()
+    await second.start(listening, id="another")  # so that the pump is not idle, and does not look by itself
+    while store.counts() != {"waiting": 2}:
+        await asyncio.sleep(0.005)
+    second.committer._seconds = 1.0  # so that commits are made on the committer's thread, and the pump can look
+    store.app = second
+    async with asyncio.timeout(SECONDS_MAX):
+        assert await second.take_up_run("r")
+        assert store.has_looked.is_set()
+        while store.counts() != {"waiting": 1, "completed": 1}:
             await asyncio.sleep(0.005)
-        await first.close()
-        second = await App(store).open()
-        await second.start(listening, id="another")  # so that the pump is not idle, and does not look by itself
-        while store.counts() != {"waiting": 2}:
-            await asyncio.sleep(0.005)
-        second.committer._seconds = 1.0  # so that commits are made on the committer's thread, and the pump can look
-        store.app = second
-        async with asyncio.timeout(SECONDS_MAX):
-            assert await second.take_up_run("r")
-            assert store.has_looked.is_set()
-            while store.counts() != {"waiting": 1, "completed": 1}:
-                await asyncio.sleep(0.005)
-        await second.close()
-
-    asyncio.run(main())
+    await second.close()

@@ -86,39 +86,30 @@ async def commit_all(store: Store, runs: Sequence[Run], is_done: Callable[[], An
 
 @pytest.mark.parametrize("where", ["unit", "settle"])
 @pytest.mark.parametrize("error", [ValueError("broken"), MemoryError(), AttributeError("gone")], ids=repr)
-def test_what_one_run_raises_reaches_it_alone(where: str, error: Exception) -> None:
-    async def main() -> None:
-        others = [Run(f"r{number}") for number in range(16)]
-        broken = Run("broken", **{where: error})
-        runs = [*others[:5], broken, *others[5:]]
-        await commit_all(Store(), runs, lambda: all(run.heard for run in runs))
-        assert all(run.heard == [Accepted()] for run in others)
-        assert broken.heard == [("stumbled", error, True)]
-
-    asyncio.run(main())
+async def test_what_one_run_raises_reaches_it_alone(where: str, error: Exception) -> None:
+    others = [Run(f"r{number}") for number in range(16)]
+    broken = Run("broken", **{where: error})
+    runs = [*others[:5], broken, *others[5:]]
+    await commit_all(Store(), runs, lambda: all(run.heard for run in runs))
+    assert all(run.heard == [Accepted()] for run in others)
+    assert broken.heard == [("stumbled", error, True)]
 
 
-def test_a_run_that_cannot_even_be_told_keeps_no_other_waiting() -> None:
-    async def main() -> None:
-        broken = Run("broken", settle=ValueError("broken"), stumble=ValueError("twice"))
-        runs = [broken, Run("a"), Run("b")]
-        await commit_all(Store(), runs, lambda: all(run.heard for run in runs))
-        assert runs[1].heard == runs[2].heard == [Accepted()]
-
-    asyncio.run(main())
+async def test_a_run_that_cannot_even_be_told_keeps_no_other_waiting() -> None:
+    broken = Run("broken", settle=ValueError("broken"), stumble=ValueError("twice"))
+    runs = [broken, Run("a"), Run("b")]
+    await commit_all(Store(), runs, lambda: all(run.heard for run in runs))
+    assert runs[1].heard == runs[2].heard == [Accepted()]
 
 
-def test_a_run_that_raises_when_the_store_fails_keeps_no_other_waiting() -> None:
-    async def main() -> None:
-        store, failure = Store(), StoreError("lost")
-        store.errors.append(failure)
-        broken = Run("broken", fail=ValueError("broken"))
-        runs = [broken, Run("a"), Run("b")]
-        await commit_all(store, runs, lambda: all(run.heard for run in runs))
-        assert runs[1].heard == runs[2].heard == [failure]
-        assert broken.heard[0][0] == "stumbled"
-
-    asyncio.run(main())
+async def test_a_run_that_raises_when_the_store_fails_keeps_no_other_waiting() -> None:
+    store, failure = Store(), StoreError("lost")
+    store.errors.append(failure)
+    broken = Run("broken", fail=ValueError("broken"))
+    runs = [broken, Run("a"), Run("b")]
+    await commit_all(store, runs, lambda: all(run.heard for run in runs))
+    assert runs[1].heard == runs[2].heard == [failure]
+    assert broken.heard[0][0] == "stumbled"
 
 
 def test_what_is_to_stop_the_process_stops_it_after_all_others_were_settled() -> None:
@@ -137,30 +128,24 @@ def test_what_is_to_stop_the_process_stops_it_after_all_others_were_settled() ->
 
 @pytest.mark.parametrize("count", [1, 3], ids=["on the loop", "on the thread"])
 @pytest.mark.parametrize("error", [MemoryError(), OSError(24, "Too many open files"), KeyError("bug")], ids=repr)
-def test_an_error_that_is_not_the_stores_does_not_end_the_app(count: int, error: Exception) -> None:
-    async def main() -> None:
-        store = Store()
-        store.errors.append(error)
-        runs = [Run(f"r{number}") for number in range(count)]
-        await commit_all(store, runs, lambda: all(run.heard for run in runs))
-        assert all(run.heard == [("stumbled", error, False)] for run in runs), "nothing is known, so each is read again"
-
-    asyncio.run(main())
+async def test_an_error_that_is_not_the_stores_does_not_end_the_app(count: int, error: Exception) -> None:
+    store = Store()
+    store.errors.append(error)
+    runs = [Run(f"r{number}") for number in range(count)]
+    await commit_all(store, runs, lambda: all(run.heard for run in runs))
+    assert all(run.heard == [("stumbled", error, False)] for run in runs), "nothing is known, so each is read again"
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), StopIteration()], ids=repr)
-def test_the_committers_thread_does_not_end_by_what_a_commit_raises(error: BaseException) -> None:
-    async def main() -> None:
-        store = Store()
-        committer = Committer(store, asyncio.get_running_loop())  # type: ignore[arg-type]
-        store.errors.append(error)
-        futures = [committer.submit(Release(f"r{number}", 1, "queued")) for number in range(3)]
-        outcomes = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), WAIT_SECONDS_MAX)
-        assert [type(outcome) for outcome in outcomes] == [StoreError] * 3
-        assert isinstance(await committer.submit(Release("r", 1, "queued")), Accepted)
-        await asyncio.wait_for(committer.close(), WAIT_SECONDS_MAX)
-
-    asyncio.run(main())
+async def test_the_committers_thread_does_not_end_by_what_a_commit_raises(error: BaseException) -> None:
+    store = Store()
+    committer = Committer(store, asyncio.get_running_loop())  # type: ignore[arg-type]
+    store.errors.append(error)
+    futures = [committer.submit(Release(f"r{number}", 1, "queued")) for number in range(3)]
+    outcomes = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), WAIT_SECONDS_MAX)
+    assert [type(outcome) for outcome in outcomes] == [StoreError] * 3
+    assert isinstance(await committer.submit(Release("r", 1, "queued")), Accepted)
+    await asyncio.wait_for(committer.close(), WAIT_SECONDS_MAX)
 
 
 class Refusals:
@@ -184,70 +169,60 @@ NO_THREAD = RuntimeError("can't start new thread")
 
 @pytest.mark.parametrize("refused", [1, 10**9], ids=["once", "always"])
 @pytest.mark.parametrize("error", [NO_THREAD, MemoryError()], ids=repr)
-def test_without_a_thread_commits_are_made_on_the_loop(
+async def test_without_a_thread_commits_are_made_on_the_loop(
     monkeypatch: pytest.MonkeyPatch, error: Exception, refused: int
 ) -> None:
     refusals = Refusals(monkeypatch, "everstep-committer", error, refused)
 
-    async def main() -> None:
-        store, runs = Store(), [Run("a"), Run("b"), Run("c")]
-        await commit_all(store, runs, lambda: all(run.heard for run in runs))
-        assert all(run.heard == [Accepted()] for run in runs)
-        assert refusals.fired
-
-    asyncio.run(main())
+    store, runs = Store(), [Run("a"), Run("b"), Run("c")]
+    await commit_all(store, runs, lambda: all(run.heard for run in runs))
+    assert all(run.heard == [Accepted()] for run in runs)
+    assert refusals.fired
 
 
-def test_without_a_thread_a_commit_waits_for_another_process_and_the_loop_does_not(
+async def test_without_a_thread_a_commit_waits_for_another_process_and_the_loop_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Refusals(monkeypatch, "everstep-committer", NO_THREAD)
 
-    async def main() -> None:
-        store, runs = Store(), [Run("a"), Run("b")]
-        store.errors += [Busy(), Busy()]
-        await commit_all(store, runs, lambda: all(run.heard for run in runs))
-        assert all(run.heard == [Accepted()] for run in runs)
-        assert [len(batch) for batch in store.batches[:3]] == [2, 2, 2]
-
-    asyncio.run(main())
+    store, runs = Store(), [Run("a"), Run("b")]
+    store.errors += [Busy(), Busy()]
+    await commit_all(store, runs, lambda: all(run.heard for run in runs))
+    assert all(run.heard == [Accepted()] for run in runs)
+    assert [len(batch) for batch in store.batches[:3]] == [2, 2, 2]
 
 
 # -- bodies on threads -----------------------------------------------------------------------------------------------
-def test_what_the_end_of_one_body_raises_keeps_no_other_waiting() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        raised: list[Any] = []
-        loop.set_exception_handler(lambda loop, context: raised.append(context["exception"]))
-        threads, told, gate = Threads(loop, 4), [], threading.Event()
+async def test_what_the_end_of_one_body_raises_keeps_no_other_waiting() -> None:
+    loop = asyncio.get_running_loop()
+    raised: list[Any] = []
+    loop.set_exception_handler(lambda loop, context: raised.append(context["exception"]))
+    threads, told, gate = Threads(loop, 4), [], threading.Event()
 
-        def done(value: Any, error: BaseException | None) -> None:
-            told.append(value)
-            if len(told) == 1:
-                raise ValueError("broken")
+    def done(value: Any, error: BaseException | None) -> None:
+        told.append(value)
+        if len(told) == 1:
+            raise ValueError("broken")
 
-        for _ in range(4):
-            threads.start("r", lambda: gate.wait(WAIT_SECONDS_MAX), done)
-        gate.set()
-        while len(threads._ended) < 4:  # all have ended before the loop hears of the first
-            pass
-        await until(lambda: len(told) == 4)
-        assert [type(error) for error in raised] == [ValueError]
-        threads.close()
-
-    asyncio.run(main())
+    for _ in range(4):
+        threads.start("r", lambda: gate.wait(WAIT_SECONDS_MAX), done)
+    gate.set()
+    while len(threads._ended) < 4:  # all have ended before the loop hears of the first
+        pass
+    await until(lambda: len(told) == 4)
+    assert [type(error) for error in raised] == [ValueError]
+    threads.close()
 
 
 @pytest.mark.parametrize("error", [NO_THREAD, MemoryError()], ids=repr)
-def test_a_body_for_which_there_is_no_thread_waits_for_one(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_a_body_for_which_there_is_no_thread_waits_for_one(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     refusals = Refusals(monkeypatch, "everstep-step", error, 3)
 
-    async def main() -> None:
-        threads, ended = Threads(asyncio.get_running_loop(), 4), []
-        for number in range(3):
-            threads.start("r", lambda number=number: number, lambda value, error: ended.append(value))
-        await until(lambda: sorted(ended) == [0, 1, 2])
-        assert refusals.fired == 3
-        threads.close()
-
-    asyncio.run(main())
+    threads, ended = Threads(asyncio.get_running_loop(), 4), []
+    for number in range(3):
+        threads.start("r", lambda number=number: number, lambda value, error: ended.append(value))
+    await until(lambda: sorted(ended) == [0, 1, 2])
+    assert refusals.fired == 3
+    threads.close()

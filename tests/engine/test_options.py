@@ -406,7 +406,7 @@ async def started() -> None:
 
 
 @pytest.mark.parametrize("call", [published, streamed, received, patched, approved, started])
-def test_a_name_with_half_a_character_is_refused_by_the_call_that_gives_it(call: Any) -> None:
+async def test_a_name_with_half_a_character_is_refused_by_the_call_that_gives_it(call: Any) -> None:
     @workflow
     async def giving() -> str:
         try:
@@ -418,14 +418,11 @@ def test_a_name_with_half_a_character_is_refused_by_the_call_that_gives_it(call:
             return "refused"
         return "taken"
 
-    async def main() -> None:
-        async with everstep.open("memory:") as app:
-            run = await app.start(giving, id="r")
-            assert await run.result(timeout=60) == "refused"
-            with pytest.raises(Misuse):
-                await app.signal("r", HALF, 1)
-
-    asyncio.run(main())
+    async with everstep.open("memory:") as app:
+        run = await app.start(giving, id="r")
+        assert await run.result(timeout=60) == "refused"
+        with pytest.raises(Misuse):
+            await app.signal("r", HALF, 1)
 
 
 @pytest.mark.parametrize("function", GENERATORS)

@@ -13,11 +13,11 @@ import everstep
 from everstep import Retry, step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.run import attempts as attempts_module
-from everstep.stores.memory import MemoryStore
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import Operation, Verdict
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, settle, until
+from tests.lasting import LastingStore
 
 SEEN: list[list[str]] = []
 """What a second connection saw in the store when a body began."""
@@ -172,7 +172,7 @@ def test_steps_of_many_runs_share_their_commits() -> None:
     assert asyncio.run(main()) < 60  # of 400 that single commits would take
 
 
-class SlowStore(MemoryStore):
+class SlowStore(LastingStore):
     """A store whose commits wait for the test from the moment it says so."""
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ def test_what_counts_as_expensive_is_a_twentieth_of_a_second() -> None:
     assert attempts_module.EXPENSIVE_SECONDS == 0.05
 
 
-def test_outcomes_behind_an_expensive_one_wait_with_it_so_that_the_order_of_the_log_is_kept(
+async def test_outcomes_behind_an_expensive_one_wait_with_it_so_that_the_order_of_the_log_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attempts_module, "EXPENSIVE_SECONDS", 0.03)
@@ -295,48 +295,42 @@ def test_outcomes_behind_an_expensive_one_wait_with_it_so_that_the_order_of_the_
         await asyncio.gather(one(slow()), one(quick()))
         return order
 
-    async def main() -> None:
-        TOLD.clear()
-        async with slow_app() as (app, store):
-            run = await app.start(flow, id=RUN)
-            store.open.clear()
-            await until(lambda: "quick ended" in TOLD)
-            await until(store.committing.is_set)
-            for _ in range(50):
-                await asyncio.sleep(0)
-            assert order == []
-            store.open.set()
-            await run.result(timeout=60)
-            assert order == ["slow", "quick"]
-
-    asyncio.run(main())
+    TOLD.clear()
+    async with slow_app() as (app, store):
+        run = await app.start(flow, id=RUN)
+        store.open.clear()
+        await until(lambda: "quick ended" in TOLD)
+        await until(store.committing.is_set)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert order == []
+        store.open.set()
+        await run.result(timeout=60)
+        assert order == ["slow", "quick"]
 
 
-def test_a_result_reaches_nobody_before_it_is_on_disk() -> None:
+async def test_a_result_reaches_nobody_before_it_is_on_disk() -> None:
     @workflow
     async def flow() -> str:
         await tell("last")
         return "done"
 
-    async def main() -> None:
-        TOLD.clear()
-        async with slow_app() as (app, store):
-            run = await app.start(flow, id=RUN)
-            store.open.clear()
-            waiting = asyncio.create_task(run.result())
-            await until(lambda: bool(TOLD))
-            await until(store.committing.is_set)
-            for _ in range(50):
-                await asyncio.sleep(0)
-            assert not waiting.done()
-            assert await run.status() != "completed"
-            store.open.set()
-            assert await waiting == "done"
-
-    asyncio.run(main())
+    TOLD.clear()
+    async with slow_app() as (app, store):
+        run = await app.start(flow, id=RUN)
+        store.open.clear()
+        waiting = asyncio.create_task(run.result())
+        await until(lambda: bool(TOLD))
+        await until(store.committing.is_set)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        assert await run.status() != "completed"
+        store.open.set()
+        assert await waiting == "done"
 
 
-def test_a_published_value_reaches_nobody_before_it_is_on_disk() -> None:
+async def test_a_published_value_reaches_nobody_before_it_is_on_disk() -> None:
     @workflow
     async def flow() -> None:
         await tell("before")
@@ -344,19 +338,16 @@ def test_a_published_value_reaches_nobody_before_it_is_on_disk() -> None:
         await tell("after")
         await everstep.receive("never")
 
-    async def main() -> None:
-        TOLD.clear()
-        async with slow_app() as (app, store):
-            run = await app.start(flow, id=RUN)
-            store.open.clear()
-            await until(lambda: "after" in TOLD)
-            await until(store.committing.is_set)
-            assert await run.published() == {}
-            store.open.set()
-            await settle(app)
-            assert await run.published() == {"progress": 1}
-
-    asyncio.run(main())
+    TOLD.clear()
+    async with slow_app() as (app, store):
+        run = await app.start(flow, id=RUN)
+        store.open.clear()
+        await until(lambda: "after" in TOLD)
+        await until(store.committing.is_set)
+        assert await run.published() == {}
+        store.open.set()
+        await settle(app)
+        assert await run.published() == {"progress": 1}
 
 
 def test_a_child_is_started_when_its_parent_s_record_is_on_disk() -> None:

@@ -8,14 +8,8 @@ import pytest
 import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse, RunHeld
-from tests.engine.resume_helpers import Machine, scenario
-
-NOTES: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
+from tests.engine.resume_helpers import Machine
+from tests.worlds.ledger import NOTES
 
 
 @step
@@ -60,14 +54,12 @@ async def go(app: Any, run: str) -> Any:
 
 
 async def started_then_killed(machine: Machine, code: Any, run: str = "r") -> None:
-    app = await machine.boot()
-    await app.start(code(), id=run)
+    app, _ = await machine.start(code(), id=run)
     await machine.rest(app)
     await machine.kill(app)
     NOTES.clear()
 
 
-@scenario
 async def test_a_run_that_is_under_way_keeps_the_old_way_and_a_new_one_takes_the_new(machine: Machine) -> None:
     await started_then_killed(machine, old)
     new()
@@ -84,13 +76,11 @@ async def test_a_run_that_is_under_way_keeps_the_old_way_and_a_new_one_takes_the
 
 
 @pytest.mark.parametrize("first", [old, new])
-@scenario
 async def test_the_answer_is_remembered_across_crashes_and_later_code(machine: Machine, first: Any) -> None:
     await started_then_killed(machine, first)
     for _ in range(2):
         new()
-        app = await machine.boot()
-        await app.start("patched_flow", id="r")
+        app, _ = await machine.start("patched_flow", id="r")
         await machine.rest(app)
         await machine.kill(app)
     new()
@@ -101,7 +91,6 @@ async def test_the_answer_is_remembered_across_crashes_and_later_code(machine: M
     assert len(machine.bodies("r", "patched")) == 1
 
 
-@scenario
 async def test_when_the_old_way_is_gone_a_run_that_needs_it_is_held(machine: Machine) -> None:
     await started_then_killed(machine, old)
     unguarded()
@@ -113,7 +102,6 @@ async def test_when_the_old_way_is_gone_a_run_that_needs_it_is_held(machine: Mac
     assert NOTES == []
 
 
-@scenario
 async def test_a_run_that_took_the_new_way_needs_no_patch_any_more(machine: Machine) -> None:
     await started_then_killed(machine, new)
     unguarded()
@@ -123,7 +111,6 @@ async def test_a_run_that_took_the_new_way_needs_no_patch_any_more(machine: Mach
     assert await app.get("r").result() == "newlast"
 
 
-@scenario
 async def test_a_patch_that_the_code_reaches_only_now_is_taken_also_in_an_old_run(machine: Machine) -> None:
     await started_then_killed(machine, old)
 
@@ -140,7 +127,6 @@ async def test_a_patch_that_the_code_reaches_only_now_is_taken_also_in_an_old_ru
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_the_same_answer_everywhere_in_one_run(machine: Machine) -> None:
     def looping(patched: bool) -> Any:
         @workflow(name="looping")
@@ -154,8 +140,7 @@ async def test_the_same_answer_everywhere_in_one_run(machine: Machine) -> None:
 
         return flow
 
-    app = await machine.boot()
-    await app.start(looping(False), id="r")
+    app, _ = await machine.start(looping(False), id="r")
     await machine.rest(app)
     await machine.kill(app)
     looping(True)
@@ -166,7 +151,6 @@ async def test_the_same_answer_everywhere_in_one_run(machine: Machine) -> None:
     assert await app.get("r").result() == [f"{number} old" for number in range(4)], "mid-flight, to the end"
 
 
-@scenario
 async def test_concurrent_code_asks_once(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:

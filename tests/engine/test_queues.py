@@ -12,10 +12,8 @@ from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.app.handles import Run
 from everstep.errors import Misuse, RunCancelled
-from tests.engine.resume_helpers import Machine, scenario
-
-BEGUN: list[str] = []
-GATES: dict[str, asyncio.Event] = {}
+from tests.engine.resume_helpers import Machine
+from tests.worlds.ledger import BEGUN, GATES
 
 
 @step(effect="read")
@@ -39,12 +37,6 @@ async def plain(name: str) -> str:
 @workflow
 async def parent(name: str) -> str:
     return await letter(name)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    BEGUN.clear()
-    GATES.clear()
 
 
 @asynccontextmanager
@@ -72,7 +64,6 @@ def let(*names: str) -> None:
         GATES.setdefault(name, asyncio.Event()).set()
 
 
-@scenario
 async def test_no_more_runs_of_a_queue_begin_than_it_has_slots(machine: Machine) -> None:
     async with opened(machine) as app:
         await app.queue("mail", concurrency=2)
@@ -85,7 +76,6 @@ async def test_no_more_runs_of_a_queue_begin_than_it_has_slots(machine: Machine)
         assert [await run.result(60) for run in runs] == list("abcd")
 
 
-@scenario
 async def test_a_queue_of_which_nothing_was_said_has_room_for_all(machine: Machine) -> None:
     async with opened(machine) as app:
         runs = [await app.start(plain, name, id=name, queue="new") for name in "abc"]
@@ -94,7 +84,6 @@ async def test_a_queue_of_which_nothing_was_said_has_room_for_all(machine: Machi
         assert [await run.result(60) for run in runs] == list("abc")
 
 
-@scenario
 async def test_runs_begin_by_priority_and_then_in_the_order_of_their_starts(machine: Machine) -> None:
     async with opened(machine) as app:
         await app.queue("mail", concurrency=1, paused=True)
@@ -105,7 +94,6 @@ async def test_runs_begin_by_priority_and_then_in_the_order_of_their_starts(mach
         await begun("high", "one", "two", "three", "low")
 
 
-@scenario
 async def test_a_paused_queue_begins_nothing_and_what_has_begun_goes_on(machine: Machine) -> None:
     async with opened(machine) as app:
         first = await app.start(letter, "a")
@@ -120,7 +108,6 @@ async def test_a_paused_queue_begins_nothing_and_what_has_begun_goes_on(machine:
         assert await second.result(60) == "b"
 
 
-@scenario
 async def test_a_change_takes_effect_on_an_app_that_runs(machine: Machine) -> None:
     async with opened(machine) as app:
         await app.queue("mail", concurrency=1)
@@ -132,7 +119,6 @@ async def test_a_change_takes_effect_on_an_app_that_runs(machine: Machine) -> No
         await asyncio.gather(*(run.result(60) for run in runs))
 
 
-@scenario
 async def test_a_key_has_its_own_limit_and_others_pass_by(machine: Machine) -> None:
     async with opened(machine) as app:
         await app.queue("mail", per_key=1)
@@ -143,7 +129,6 @@ async def test_a_key_has_its_own_limit_and_others_pass_by(machine: Machine) -> N
         await begun("a1", "b1", "none", "a2")
 
 
-@scenario
 async def test_a_rate_is_kept_by_the_store_s_clock(machine: Machine) -> None:
     clock = machine.clock
     async with opened(machine) as app:
@@ -159,7 +144,6 @@ async def test_a_rate_is_kept_by_the_store_s_clock(machine: Machine) -> None:
         await begun("a", "b", "c", "d", "e")
 
 
-@scenario
 async def test_a_delayed_run_waits_for_its_time_and_then_for_a_slot(machine: Machine) -> None:
     clock = machine.clock
     async with opened(machine) as app:
@@ -174,7 +158,6 @@ async def test_a_delayed_run_waits_for_its_time_and_then_for_a_slot(machine: Mac
         await begun("now", "late")
 
 
-@scenario
 async def test_a_run_that_waits_in_a_queue_is_cancelled_without_its_code(machine: Machine) -> None:
     async with opened(machine) as app:
         await app.queue("mail", concurrency=0)
@@ -185,7 +168,6 @@ async def test_a_run_that_waits_in_a_queue_is_cancelled_without_its_code(machine
         assert BEGUN == []
 
 
-@scenario
 async def test_a_held_run_gives_its_slot_back_and_waits_for_another_when_it_is_resolved(machine: Machine) -> None:
     async with opened(machine) as app:
         await app.queue("mail", concurrency=1)
@@ -201,7 +183,6 @@ async def test_a_held_run_gives_its_slot_back_and_waits_for_another_when_it_is_r
         assert [await first.result(60), await second.result(60)] == ["a", "b"]
 
 
-@scenario
 async def test_a_child_waits_in_the_queue_of_its_workflow(machine: Machine) -> None:
     async with opened(machine) as app:
         await app.queue("mail", concurrency=1)
@@ -213,7 +194,6 @@ async def test_a_child_waits_in_the_queue_of_its_workflow(machine: Machine) -> N
         assert await run.result(60) == "child"
 
 
-@scenario
 async def test_the_same_id_is_one_run_while_it_waits_too(machine: Machine) -> None:
     async with opened(machine) as app:
         await app.queue("mail", concurrency=0)
@@ -226,7 +206,6 @@ async def test_the_same_id_is_one_run_while_it_waits_too(machine: Machine) -> No
         assert BEGUN == ["a"]
 
 
-@scenario
 async def test_an_app_drives_only_runs_of_the_queues_that_it_serves(machine: Machine) -> None:
     async with opened(machine, recover=True, queues=["default"]) as app:
         await app.start(plain, "plain")
@@ -235,7 +214,6 @@ async def test_an_app_drives_only_runs_of_the_queues_that_it_serves(machine: Mac
         await begun("plain")
 
 
-@scenario
 async def test_a_queue_s_settings_are_checked(machine: Machine) -> None:
     async with opened(machine) as app:
         for wrong in ({"concurrency": -1}, {"per_key": 0}, {"rate": 5}, {"rate": (0, 1)}, {"rate": (1, 0)}):

@@ -12,20 +12,8 @@ from everstep.engine.code.workflow import DECLARED
 from everstep.errors import RunCancelled, RunEnded, StoreFailed
 from everstep.stores.protocol import RunFilter, StartRun
 from everstep.testing.faulty_store import FaultyStore
-from tests.engine.resume_helpers import Gate, Machine, scenario
-
-NOTES: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def no_notes() -> None:
-    NOTES.clear()
-
-
-@step
-async def note(text: str) -> str:
-    NOTES.append(text)
-    return text
+from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.ledger import NOTES, note
 
 
 @workflow
@@ -33,7 +21,6 @@ async def quick(text: str) -> str:
     return await note(text)
 
 
-@scenario
 async def test_commit_done_acknowledgement_lost_and_the_client_asks_again(machine: Machine) -> None:
     store = FaultyStore(machine.open_store())
 
@@ -51,7 +38,6 @@ async def test_commit_done_acknowledgement_lost_and_the_client_asks_again(machin
     assert NOTES == ["a"]
 
 
-@scenario
 async def test_ids_of_concurrent_steps_are_in_program_order_whoever_ends_first(machine: Machine) -> None:
     gates = {name: Gate() for name in "abc"}
 
@@ -64,8 +50,7 @@ async def test_ids_of_concurrent_steps_are_in_program_order_whoever_ends_first(m
     async def flow() -> list[str]:
         return list(await asyncio.gather(*(waits(name) for name in "abc")))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     for name in "cba":
         await gates[name].reached.wait()
         gates[name].opened.set()
@@ -77,7 +62,6 @@ async def test_ids_of_concurrent_steps_are_in_program_order_whoever_ends_first(m
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_old_and_new_process_overlap_during_a_rolling_restart(machine: Machine) -> None:
     """Several generations of workers, each started before the last one stops: nothing stuck, nothing twice."""
 
@@ -105,7 +89,6 @@ async def test_old_and_new_process_overlap_during_a_rolling_restart(machine: Mac
 
 
 @pytest.mark.parametrize("seed", range(12))
-@scenario
 async def test_cancel_against_completion_against_resume_has_one_end(machine: Machine, seed: int) -> None:
     chance = random.Random(seed)
 
@@ -115,8 +98,7 @@ async def test_cancel_against_completion_against_resume_has_one_end(machine: Mac
             await note(str(number))
         return "done"
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     for _ in range(chance.randrange(8)):
         await asyncio.sleep(0)
     await machine.kill(app)
@@ -134,7 +116,6 @@ async def test_cancel_against_completion_against_resume_has_one_end(machine: Mac
     assert ends == [f"run_{told}"]
 
 
-@scenario
 async def test_a_message_that_arrives_while_the_run_completes_is_consumed_or_refused(machine: Machine) -> None:
     app, sender = await machine.boot(), await machine.boot()
     told: dict[str, str] = {}
@@ -153,7 +134,6 @@ async def test_a_message_that_arrives_while_the_run_completes_is_consumed_or_ref
         assert (len(states) == 1 and states[0] in ("consumed", "undelivered")) == (answer == "acknowledged")
 
 
-@scenario
 async def test_exception_types_and_attempts_and_back_off_are_the_same_across_a_crash(machine: Machine) -> None:
     fails = {"count": 0}
 
@@ -169,8 +149,7 @@ async def test_exception_types_and_attempts_and_back_off_are_the_same_across_a_c
         except ConnectionResetError as error:
             return f"{type(error).__name__} {error.errno} {error.strerror}"
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     for attempt in range(1, 5):
         await machine.until(lambda: fails["count"] == attempt)  # noqa: B023
         await machine.until(lambda: machine.kinds("r").count("attempt_failed") == min(attempt, 3))  # noqa: B023
@@ -188,7 +167,6 @@ async def test_exception_types_and_attempts_and_back_off_are_the_same_across_a_c
     assert [body.because for body in machine.bodies("r", "step_started")] == ["", "retry", "retry", "retry"]
 
 
-@scenario
 async def test_stopping_a_worker_runs_no_finally_with_steps(machine: Machine) -> None:
     @workflow
     async def flow() -> str:
@@ -197,8 +175,7 @@ async def test_stopping_a_worker_runs_no_finally_with_steps(machine: Machine) ->
         finally:
             await note("finally")
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.stop(app)
     assert NOTES == []
@@ -208,7 +185,6 @@ async def test_stopping_a_worker_runs_no_finally_with_steps(machine: Machine) ->
     assert NOTES == ["finally"]
 
 
-@scenario
 async def test_hand_over_while_a_step_runs_gives_both_callers_one_result(machine: Machine) -> None:
     gate = Gate()
 
@@ -222,11 +198,9 @@ async def test_hand_over_while_a_step_runs_gives_both_callers_one_result(machine
     async def flow() -> str:
         return await slow()
 
-    one = await machine.boot()
-    first = await one.start(flow, id="r")
+    _, first = await machine.start(flow, id="r")
     await gate.reached.wait()
-    two = await machine.boot()
-    second = await two.start(flow, id="r")
+    two, second = await machine.start(flow, id="r")
     waiting = asyncio.ensure_future(second.result())
     machine.sql("UPDATE runs SET owner = NULL WHERE id = 'r'")  # as if its lease had lapsed
     machine.clock.advance(1)
@@ -238,7 +212,6 @@ async def test_hand_over_while_a_step_runs_gives_both_callers_one_result(machine
     assert machine.kinds("r").count("step_completed") == 1
 
 
-@scenario
 async def test_many_starters_of_one_id_make_one_run(machine: Machine) -> None:
     apps = [await machine.boot() for _ in range(4)]
     results = await asyncio.gather(*(app.run(quick, "x", id="r") for app in apps for _ in range(5)))
@@ -247,7 +220,6 @@ async def test_many_starters_of_one_id_make_one_run(machine: Machine) -> None:
     assert len(machine.store.runs(RunFilter())) == 1
 
 
-@scenario
 async def test_a_cancelled_caller_does_not_cancel_the_run(machine: Machine) -> None:
     gate = Gate()
 
@@ -260,8 +232,7 @@ async def test_a_cancelled_caller_does_not_cancel_the_run(machine: Machine) -> N
     async def flow() -> str:
         return await slow()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     with pytest.raises(TimeoutError):
         await run.result(timeout=0.01)
@@ -272,7 +243,6 @@ async def test_a_cancelled_caller_does_not_cancel_the_run(machine: Machine) -> N
     assert await run.result() == "done"
 
 
-@scenario
 async def test_a_cancel_between_two_steps_is_seen_before_the_second(machine: Machine) -> None:
     gate = Gate()
 
@@ -286,8 +256,7 @@ async def test_a_cancel_between_two_steps_is_seen_before_the_second(machine: Mac
         await slow()
         await note("second")
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     cancelling = asyncio.ensure_future(run.cancel())
     await cancelling
@@ -297,7 +266,6 @@ async def test_a_cancel_between_two_steps_is_seen_before_the_second(machine: Mac
     assert NOTES == ["first"]
 
 
-@scenario
 async def test_a_message_is_consumed_once_although_the_commit_of_that_is_tried_again(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:
@@ -324,7 +292,6 @@ async def test_a_message_is_consumed_once_although_the_commit_of_that_is_tried_a
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-@scenario
 async def test_a_child_is_started_with_its_parent_s_record_or_not_at_all(machine: Machine, is_done: bool) -> None:
     @workflow
     async def parent() -> str:
@@ -348,7 +315,6 @@ async def test_a_child_is_started_with_its_parent_s_record_or_not_at_all(machine
 
 
 @pytest.mark.parametrize("first", ["cancel", "signal"])
-@scenario
 async def test_a_cancel_and_a_signal_that_are_found_together_take_effect_in_their_order(
     machine: Machine, first: str
 ) -> None:
@@ -359,8 +325,7 @@ async def test_a_cancel_and_a_signal_that_are_found_together_take_effect_in_thei
         await asyncio.sleep(1000)
         return word
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.kill(app)
     sender = await machine.boot()
@@ -379,7 +344,6 @@ async def test_a_cancel_and_a_signal_that_are_found_together_take_effect_in_thei
     assert signal.state == ("consumed" if received else "undelivered")
 
 
-@scenario
 async def test_a_run_whose_workflow_is_not_known_here_is_left_for_a_worker_that_knows_it(
     machine: Machine,
 ) -> None:
@@ -388,8 +352,7 @@ async def test_a_run_whose_workflow_is_not_known_here_is_left_for_a_worker_that_
         await everstep.receive("go")
         return await note("elsewhere")
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.kill(app)
     before = machine.events("r")

@@ -15,7 +15,7 @@ from everstep.engine.run import driver
 from everstep.errors import StoreError, StoreFailed, StoreFull
 from everstep.stores.protocol import Append, Claim, Post, Release, StartRun, Store
 from everstep.testing.faulty_store import METHODS, FaultyStore
-from tests.engine.resume_helpers import Gate, Machine, Program, scenario
+from tests.engine.resume_helpers import Gate, Machine, Program
 
 APPLIED: dict[str, str] = {}
 """What a receiver that honours keys has applied."""
@@ -76,7 +76,6 @@ def judge(machine: Machine) -> None:
 
 # -- taking up ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", ["a worker", "start", "run"])
-@scenario
 async def test_what_a_killed_process_left_is_taken_up(machine: Machine, how: str) -> None:
     gate = Gate()
 
@@ -90,8 +89,7 @@ async def test_what_a_killed_process_left_is_taken_up(machine: Machine, how: str
     async def flow() -> str:
         return await apply("first") + await slow()
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.kill(app)
     gate.opened.set()
@@ -106,7 +104,6 @@ async def test_what_a_killed_process_left_is_taken_up(machine: Machine, how: str
     assert again.because == "crash"
 
 
-@scenario
 async def test_a_dead_owners_runs_go_on_at_once(machine: Machine) -> None:
     worker = await machine.worker(clock=None, lease=3600.0)
     app = await machine.boot(clock=None, lease=3600.0)
@@ -129,10 +126,8 @@ async def test_a_dead_owners_runs_go_on_at_once(machine: Machine) -> None:
     assert worker.worker
 
 
-@scenario
 async def test_a_run_of_an_unknown_workflow_is_left_alone(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(whole, 7, id="r")
+    app, _ = await machine.start(whole, 7, id="r")
     await machine.rest(app)
     await machine.kill(app)
     machine.sql("UPDATE runs SET workflow = 'of another program', status = 'queued' WHERE id = 'r'")
@@ -144,10 +139,8 @@ async def test_a_run_of_an_unknown_workflow_is_left_alone(machine: Machine) -> N
     assert await worker.run(small, 1) == 1
 
 
-@scenario
 async def test_a_run_of_a_newer_release_is_left_alone(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
-    app = await machine.boot()
-    await app.start(whole, 7, id="r")
+    app, _ = await machine.start(whole, 7, id="r")
     await machine.rest(app)
     await machine.kill(app)
     machine.sql("UPDATE runs SET semantics = 99, status = 'queued' WHERE id = 'r'")
@@ -160,10 +153,8 @@ async def test_a_run_of_a_newer_release_is_left_alone(machine: Machine, caplog: 
     assert await worker.run(small, 1) == 1
 
 
-@scenario
 async def test_an_app_that_does_not_recover_leaves_others_runs_alone(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(whole, 7, id="r")
+    app, _ = await machine.start(whole, 7, id="r")
     await machine.rest(app)
     await machine.kill(app)
     other = await machine.boot()
@@ -173,10 +164,8 @@ async def test_an_app_that_does_not_recover_leaves_others_runs_alone(machine: Ma
     assert machine.status("r") == "waiting"
 
 
-@scenario
 async def test_somebody_who_only_waits_sees_the_end_of_a_run_that_another_process_drives(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(whole, 7, id="r")
+    app, _ = await machine.start(whole, 7, id="r")
     await machine.rest(app)
     watcher = await machine.boot()
     waiting = asyncio.ensure_future(watcher.get("r").result(timeout=60))
@@ -189,7 +178,6 @@ async def test_somebody_who_only_waits_sees_the_end_of_a_run_that_another_proces
     assert len(app.store.workers()) == 1, "waiting makes nobody a worker"
 
 
-@scenario
 async def test_runs_are_given_back_when_a_process_stops(machine: Machine) -> None:
     gate = Gate()
 
@@ -201,8 +189,7 @@ async def test_runs_are_given_back_when_a_process_stops(machine: Machine) -> Non
     async def flow() -> None:
         await slow()
 
-    app = await machine.boot()
-    await app.start(flow, id="busy")
+    app, _ = await machine.start(flow, id="busy")
     await app.start(whole, 7, id="waiting")
     await gate.reached.wait()
     await machine.until_status("waiting", "waiting")
@@ -300,7 +287,6 @@ NOT_NEEDED = (
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "commit"])
-@scenario
 async def test_a_failing_read_or_lease_is_tried_again_and_the_run_goes_on_by_itself(
     machine: Machine, method: str, after: bool, first: int
 ) -> None:
@@ -334,7 +320,6 @@ async def test_a_failing_read_or_lease_is_tried_again_and_the_run_goes_on_by_its
         "workers",
     ],
 )
-@scenario
 async def test_a_worker_whose_store_fails_while_it_recovers_tries_again(
     machine: Machine, method: str, first: int
 ) -> None:
@@ -361,7 +346,6 @@ async def test_a_worker_whose_store_fails_while_it_recovers_tries_again(
     assert len(APPLIED) == 2
 
 
-@scenario
 async def test_a_signal_is_found_although_the_store_fails_when_it_is_looked_for(machine: Machine) -> None:
     @workflow
     async def patient() -> str:
@@ -379,7 +363,6 @@ async def test_a_signal_is_found_although_the_store_fails_when_it_is_looked_for(
     assert list(APPLIED.values()) == ["tides"]
 
 
-@scenario
 async def test_a_process_that_cannot_give_its_runs_back_closes_all_the_same(machine: Machine) -> None:
     store = FaultyStore(machine.open_store())
     app = await machine.boot(store=store.as_store())
@@ -396,7 +379,6 @@ async def test_a_process_that_cannot_give_its_runs_back_closes_all_the_same(mach
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", [StartRun, Append, Claim, Post, Release])
 @pytest.mark.parametrize("first", [1, 2, 3, 5, 8])
-@scenario
 async def test_after_an_unknown_commit_the_process_stops_and_another_one_goes_on(
     machine: Machine, kind: Any, after: bool, first: int
 ) -> None:
@@ -423,7 +405,6 @@ async def test_after_an_unknown_commit_the_process_stops_and_another_one_goes_on
     judge(machine)
 
 
-@scenario
 async def test_a_unit_that_cannot_be_stored_holds_its_run_and_no_other(machine: Machine) -> None:
     real = machine.open_store()
     store = FaultyStore(real)
@@ -468,7 +449,6 @@ def limit_pages(store: Store, pages: int) -> None:
     store._writer.connection.pragma("max_page_count", pages)  # type: ignore[attr-defined]
 
 
-@scenario
 async def test_when_the_disk_is_full_callers_are_told_and_runs_pause_and_go_on_by_themselves(machine: Machine) -> None:
     @step
     async def large(number: int) -> bytes:
@@ -496,7 +476,6 @@ async def test_when_the_disk_is_full_callers_are_told_and_runs_pause_and_go_on_b
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_process_that_ends_on_a_full_disk_has_lost_nothing_that_was_acknowledged(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     await app.start(whole, 7, id="r")
@@ -546,10 +525,8 @@ def test_a_file_size_limit_is_a_full_disk_as_well(tmp_path: Path) -> None:
     assert out.split() == ["StoreFull", str(60 * 60_000), "True"]
 
 
-@scenario
 async def test_a_closed_app_says_so(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(whole, 7, id="r")
+    app, run = await machine.start(whole, 7, id="r")
     await machine.rest(app)
     waiting = asyncio.ensure_future(run.result())
     await asyncio.sleep(0)
@@ -562,7 +539,6 @@ async def test_a_closed_app_says_so(machine: Machine) -> None:
         await asyncio.wait_for(app.signal("r", "word", "x"), 5)
 
 
-@scenario
 async def test_a_hold_that_does_not_fit_on_the_disk_is_refused(machine: Machine) -> None:
     app = await machine.boot(clock=None)
     await app.start(whole, 7, id="r")

@@ -14,7 +14,7 @@ from everstep.errors import StoreFull
 from everstep.stores.protocol import Append
 from everstep.stores.rows.queues import TakeSlot
 from everstep.testing.faulty_store import FaultyStore
-from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine, scenario
+from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine
 
 
 @step(limit="narrow")
@@ -49,7 +49,6 @@ def cancel_all() -> None:
         task.cancel()
 
 
-@scenario
 async def test_a_run_that_is_being_claimed_when_an_application_cancels_its_tasks_is_taken_up(machine: Machine) -> None:
     worker = await machine.worker()
     client = await machine.boot()
@@ -69,7 +68,6 @@ async def test_a_run_that_is_being_claimed_when_an_application_cancels_its_tasks
     await machine.until(lambda: all(machine.status(one) == "completed" for one in rows) or machine.clock.advance(0.1))
 
 
-@scenario
 async def test_slots_that_were_asked_for_when_an_application_cancels_its_tasks_are_not_lost(machine: Machine) -> None:
     worker = await machine.worker()
     await worker.limit("narrow", concurrency=1)
@@ -95,7 +93,6 @@ class RefusesOnce:
         return self.real(*args, **options)
 
 
-@scenario
 async def test_a_loop_that_has_no_memory_for_a_flush_is_asked_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +110,6 @@ async def test_a_loop_that_has_no_memory_for_a_flush_is_asked_again(
     assert not app.committer._queue
 
 
-@scenario
 async def test_a_thread_that_has_no_memory_to_tell_that_its_body_ended_tells_it_later(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +120,6 @@ async def test_a_thread_that_has_no_memory_to_tell_that_its_body_ended_tells_it_
     assert refusing.fired
 
 
-@scenario
 async def test_a_slot_that_could_not_be_asked_for_is_asked_for_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +134,6 @@ async def test_a_slot_that_could_not_be_asked_for_is_asked_for_again(
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Execution, "issue"), (Receiving, "wait_for")])
-@scenario
 async def test_memory_that_is_refused_to_a_command_of_the_code_is_no_outcome(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
@@ -153,7 +147,6 @@ async def test_memory_that_is_refused_to_a_command_of_the_code_is_no_outcome(
     assert await run.result() == 7
 
 
-@scenario
 async def test_memory_that_is_refused_to_a_body_is_its_failure(machine: Machine) -> None:
     @step
     async def greedy() -> None:
@@ -169,7 +162,6 @@ async def test_memory_that_is_refused_to_a_body_is_its_failure(machine: Machine)
 
 
 @pytest.mark.parametrize("probe", [None, lambda key: NotDone()])
-@scenario
 async def test_an_app_that_stops_begins_no_other_attempt(machine: Machine, probe: Any) -> None:
     begun: list[int] = []
     gate = threading.Event()
@@ -186,8 +178,7 @@ async def test_an_app_that_stops_begins_no_other_attempt(machine: Machine, probe
     async def pays() -> str:
         return await asyncio.to_thread(pay)
 
-    app = await machine.boot()
-    await app.start(pays, id="r")
+    app, _ = await machine.start(pays, id="r")
     await machine.until(lambda: begun)
     closing = asyncio.create_task(machine.stop(app))
     await machine.until(lambda: app.draining)
@@ -220,7 +211,6 @@ def test_steps_and_children_may_be_gathered_by_themselves(tmp_path: Any) -> None
         assert app.run(flow, id="r") == [1, 2]
 
 
-@scenario
 async def test_a_full_disk_is_shown_for_as_long_as_it_is_full(machine: Machine) -> None:
     store = FaultyStore(machine.open_store())
     app = await machine.boot(store=store.as_store(), clock=None)

@@ -8,7 +8,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 REFUSED: list[BaseException] = []
 """What the machine answers for now."""
@@ -93,7 +93,6 @@ CASES = [(place, "encode") for place in PLACES] + [
 
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize(("place", "way"), CASES)
-@scenario
 async def test_a_run_is_tried_again_for_as_long_as_a_value_finds_no_room(
     machine: Machine, place: str, way: str, error: str
 ) -> None:

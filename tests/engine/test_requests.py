@@ -26,7 +26,7 @@ from everstep.errors import (
 )
 from everstep.stores.protocol import Operation, Verdict
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, Program, scenario
+from tests.engine.resume_helpers import Gate, Machine, Program
 from tests.waiting import DEADLINE_SECONDS
 
 
@@ -53,10 +53,8 @@ async def parrot() -> list[str]:
     return said
 
 
-@scenario
 async def test_a_run_answers_what_it_is_asked(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    app, run = await machine.start(parrot, id="r")
     assert await run.ask("say", "a") == "A"
     assert await app.ask("r", "say", "b") == "B"
     assert await run.ask("say", "end") == "bye"
@@ -65,10 +63,8 @@ async def test_a_run_answers_what_it_is_asked(machine: Machine) -> None:
     assert check(export_histories(machine.store)) == []
 
 
-@scenario
 async def test_asking_again_with_an_id_gives_the_same_answer_and_is_one_request(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    _, run = await machine.start(parrot, id="r")
     answers = await asyncio.gather(*(run.ask("say", "a", id="one") for _ in range(5)))
     assert answers == ["A"] * 5
     other = await machine.boot()
@@ -80,20 +76,16 @@ async def test_asking_again_with_an_id_gives_the_same_answer_and_is_one_request(
 
 
 @pytest.mark.parametrize(("name", "value"), [("say", "b"), ("other", "a")])
-@scenario
 async def test_an_id_that_belongs_to_another_request_is_refused(machine: Machine, name: str, value: str) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    _, run = await machine.start(parrot, id="r")
     await run.ask("say", "a", id="one")
     with pytest.raises(IdConflict, match="'one' belongs to another request"):
         await run.ask(name, value, id="one")
 
 
 @pytest.mark.parametrize("value", [1, None, ["a"], {"a": 1}])
-@scenario
 async def test_a_value_of_another_type_is_refused_before_the_code_sees_it(machine: Machine, value: Any) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    _, run = await machine.start(parrot, id="r")
     with pytest.raises(RequestRefused, match=r"'say' was refused: .*not a str|Expected `str`"):
         await run.ask("say", value)
     await run.ask("say", "end")
@@ -102,7 +94,6 @@ async def test_a_value_of_another_type_is_refused_before_the_code_sees_it(machin
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_dataclass_comes_as_itself_and_so_does_its_answer(machine: Machine) -> None:
     @workflow
     async def renaming() -> None:
@@ -111,13 +102,11 @@ async def test_a_dataclass_comes_as_itself_and_so_does_its_answer(machine: Machi
             request.answer(Change(request.value.new, request.value.old))
             break
 
-    app = await machine.boot()
-    run = await app.start(renaming, id="r")
+    _, run = await machine.start(renaming, id="r")
     assert await run.ask("rename", {"old": "a", "new": "b"}, answer=Change) == Change("b", "a")
     await run.result()
 
 
-@scenario
 async def test_a_refusal_reaches_whoever_asked_as_an_error(machine: Machine) -> None:
     @step
     async def fail() -> None:
@@ -138,8 +127,7 @@ async def test_a_refusal_reaches_whoever_asked_as_an_error(machine: Machine) -> 
                 break
         return "done"
 
-    app = await machine.boot()
-    run = await app.start(strict, id="r")
+    _, run = await machine.start(strict, id="r")
     for _ in range(2):
         with pytest.raises(RequestRefused, match=r"^not zero$"):
             await run.ask("do", 0, id="zero")
@@ -150,25 +138,21 @@ async def test_a_refusal_reaches_whoever_asked_as_an_error(machine: Machine) -> 
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_failure_of_the_code_reaches_whoever_asked(machine: Machine) -> None:
     @workflow
     async def broken() -> None:
         async for request in everstep.requests("do"):
             raise ValueError(request.id)
 
-    app = await machine.boot()
-    run = await app.start(broken, id="r")
+    _, run = await machine.start(broken, id="r")
     with pytest.raises(RunEnded, match=r"ended without having answered it \(failed\)") as raised:
         await run.ask("do", 1, id="x")
     assert raised.value.status == "failed"
     assert isinstance(raised.value.__cause__, ValueError)
 
 
-@scenario
 async def test_a_run_that_ended_does_not_answer(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    app, run = await machine.start(parrot, id="r")
     nobody = asyncio.ensure_future(run.ask("other", 1, id="left"))
     await machine.until(lambda: machine.kinds("r", "request_received"))
     await run.ask("say", "end")
@@ -180,10 +164,8 @@ async def test_a_run_that_ended_does_not_answer(machine: Machine) -> None:
         await app.ask("nobody", "say", "a")
 
 
-@scenario
 async def test_a_cancelled_run_tells_whoever_asked(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    _, run = await machine.start(parrot, id="r")
     nobody = asyncio.ensure_future(run.ask("other", 1))
     await machine.until(lambda: machine.kinds("r", "request_received"))
     await run.cancel()
@@ -191,10 +173,8 @@ async def test_a_cancelled_run_tells_whoever_asked(machine: Machine) -> None:
         await nobody
 
 
-@scenario
 async def test_a_held_run_tells_whoever_asks_and_answers_when_it_goes_on(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    app, run = await machine.start(parrot, id="r")
     await machine.until_status("r", "waiting")
     await app.hold("r", "have a look")
     with pytest.raises(RunHeld, match="ask again with id='one'") as raised:
@@ -204,7 +184,6 @@ async def test_a_held_run_tells_whoever_asks_and_answers_when_it_goes_on(machine
     assert await run.ask("say", "a", id="one") == "A"
 
 
-@scenario
 async def test_who_gives_up_waiting_may_ask_again(machine: Machine) -> None:
     gate = Gate()
 
@@ -219,8 +198,7 @@ async def test_who_gives_up_waiting_may_ask_again(machine: Machine) -> None:
             request.answer(await slow())
             break
 
-    app = await machine.boot()
-    run = await app.start(lazy, id="r")
+    _, run = await machine.start(lazy, id="r")
     with pytest.raises(NoAnswer, match=r"ask again with id='(.+)'") as raised:
         await run.ask("do", 1, timeout=0.05)
     assert isinstance(raised.value, TimeoutError)
@@ -229,10 +207,8 @@ async def test_who_gives_up_waiting_may_ask_again(machine: Machine) -> None:
     assert len(machine.store.signals("r")) == 1
 
 
-@scenario
 async def test_an_answer_reaches_nobody_before_it_is_on_disk(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    app, run = await machine.start(parrot, id="r")
     await machine.until_status("r", "waiting")
     held, real = threading.Event(), app.store.commit
 
@@ -252,7 +228,6 @@ async def test_an_answer_reaches_nobody_before_it_is_on_disk(machine: Machine) -
     assert machine.kinds("r", "request_answered") == ["request_answered"]
 
 
-@scenario
 async def test_a_process_that_dies_between_taking_and_answering_loses_nothing(machine: Machine) -> None:
     gate, calls = Gate(), []
 
@@ -269,8 +244,7 @@ async def test_a_process_that_dies_between_taking_and_answering_loses_nothing(ma
             if request.value == 0:
                 break
 
-    app = await machine.boot()
-    await app.start(doubling, id="r")
+    app, _ = await machine.start(doubling, id="r")
     other = await machine.boot()
     asked = asyncio.ensure_future(other.ask("r", "double", 21, id="one"))
     await gate.reached.wait()
@@ -283,7 +257,6 @@ async def test_a_process_that_dies_between_taking_and_answering_loses_nothing(ma
     assert len(machine.bodies("r", "request_received")) == 1
 
 
-@scenario
 async def test_requests_that_came_before_the_code_asked_for_them_survive_a_crash(machine: Machine) -> None:
     gate = Gate()
 
@@ -302,8 +275,7 @@ async def test_requests_that_came_before_the_code_asked_for_them_survive_a_crash
                 break
         return said
 
-    app = await machine.boot()
-    await app.start(late, id="r")
+    app, _ = await machine.start(late, id="r")
     await gate.reached.wait()
     other = await machine.boot()
     asked = [asyncio.ensure_future(other.ask("r", "say", word, id=word)) for word in ("a", "b")]
@@ -315,7 +287,6 @@ async def test_requests_that_came_before_the_code_asked_for_them_survive_a_crash
     assert sorted(await worker.get("r").result()) == ["a", "b"]
 
 
-@scenario
 async def test_a_request_is_answered_once(machine: Machine) -> None:
     @workflow
     async def twice() -> list[str]:
@@ -330,13 +301,11 @@ async def test_a_request_is_answered_once(machine: Machine) -> None:
             break
         return wrong
 
-    app = await machine.boot()
-    run = await app.start(twice, id="r")
+    _, run = await machine.start(twice, id="r")
     assert await run.ask("do", id="x") == 1
     assert [text.endswith("a request has one.") for text in await run.result()] == [True, True]
 
 
-@scenario
 async def test_an_answer_that_cannot_be_stored_is_an_error_in_the_code_and_may_be_given_again(machine: Machine) -> None:
     @workflow
     async def clumsy() -> str:
@@ -348,12 +317,10 @@ async def test_an_answer_that_cannot_be_stored_is_an_error_in_the_code_and_may_b
             break
         return "done"
 
-    app = await machine.boot()
-    run = await app.start(clumsy, id="r")
+    _, run = await machine.start(clumsy, id="r")
     assert await run.ask("do") == "better"
 
 
-@scenario
 async def test_several_requests_under_way_are_answered_in_any_order(machine: Machine) -> None:
     gates = {"a": Gate(), "b": Gate()}
 
@@ -375,8 +342,7 @@ async def test_several_requests_under_way_are_answered_in_any_order(machine: Mac
                 if count == 2:
                     break
 
-    app = await machine.boot()
-    run = await app.start(pool, id="r")
+    _, run = await machine.start(pool, id="r")
     asked = {name: asyncio.ensure_future(run.ask("work", name)) for name in ("a", "b")}
     for gate in gates.values():
         await gate.reached.wait()
@@ -389,7 +355,6 @@ async def test_several_requests_under_way_are_answered_in_any_order(machine: Mac
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_def_workflow_takes_requests_too(machine: Machine) -> None:
     @workflow
     def plain() -> list[int]:
@@ -401,14 +366,12 @@ async def test_a_def_workflow_takes_requests_too(machine: Machine) -> None:
                 break
         return taken
 
-    app = await machine.boot()
-    run = await app.start(plain, id="r")
+    _, run = await machine.start(plain, id="r")
     assert [await run.ask("add", number) for number in (2, 3, 0)] == [2, 5, 5]
     assert await run.result() == [2, 3, 0]
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_timeout_ends_the_wait_for_requests(machine: Machine) -> None:
     @workflow
     async def patient() -> int:
@@ -422,15 +385,13 @@ async def test_a_timeout_ends_the_wait_for_requests(machine: Machine) -> None:
             return count
         return -1
 
-    app = await machine.boot()
-    run = await app.start(patient, id="r")
+    _, run = await machine.start(patient, id="r")
     assert await run.ask("do") == 1
     await machine.advance(61)
     assert await run.result() == 1
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_code_that_now_answers_otherwise_is_found_before_anything_is_done(machine: Machine) -> None:
     word = ["old"]
 
@@ -439,8 +400,7 @@ async def test_code_that_now_answers_otherwise_is_found_before_anything_is_done(
         async for request in everstep.requests("do"):
             request.answer(word[0])
 
-    app = await machine.boot()
-    run = await app.start(changing, id="r")
+    app, run = await machine.start(changing, id="r")
     assert await run.ask("do", id="x") == "old"
     await machine.stop(app)
     word[0] = "new"
@@ -455,7 +415,6 @@ async def test_code_that_now_answers_otherwise_is_found_before_anything_is_done(
     assert await worker.ask("r", "do", id="y") == "new"
 
 
-@scenario
 async def test_a_checkpoint_keeps_requests_that_nobody_has_taken(machine: Machine) -> None:
     gate = Gate()
 
@@ -477,8 +436,7 @@ async def test_a_checkpoint_keeps_requests_that_nobody_has_taken(machine: Machin
             break
         return state
 
-    app = await machine.boot()
-    await app.start(looping, id="r")
+    app, _ = await machine.start(looping, id="r")
     await gate.reached.wait()
     other = await machine.boot()
     asked = asyncio.ensure_future(other.ask("r", "do", id="x"))
@@ -489,7 +447,6 @@ async def test_a_checkpoint_keeps_requests_that_nobody_has_taken(machine: Machin
     assert await app.get("r").result() == 3
 
 
-@scenario
 async def test_a_checkpoint_with_a_request_under_way_is_refused(machine: Machine) -> None:
     @workflow
     async def hasty() -> None:
@@ -497,14 +454,12 @@ async def test_a_checkpoint_with_a_request_under_way_is_refused(machine: Machine
             await everstep.checkpoint(1)
             request.answer()
 
-    app = await machine.boot()
-    run = await app.start(hasty, id="r")
+    _, run = await machine.start(hasty, id="r")
     with pytest.raises(RunEnded) as raised:
         await run.ask("do")
     assert "a request without an answer" in str(raised.value.__cause__)
 
 
-@scenario
 async def test_a_retried_run_keeps_the_answer_that_was_given(machine: Machine) -> None:
     fails = [True]
 
@@ -528,8 +483,7 @@ async def test_a_retried_run_keeps_the_answer_that_was_given(machine: Machine) -
             raise LookupError("later")
         return value
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     assert await run.ask("do", "x", id="x") == 1
     assert await run.ask("do", "last", id="last") == 1
     with pytest.raises(LookupError):
@@ -542,10 +496,8 @@ async def test_a_retried_run_keeps_the_answer_that_was_given(machine: Machine) -
     assert check(export_histories(machine.store)) == []
 
 
-@scenario
 async def test_who_asked_before_a_restart_is_told(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    app, run = await machine.start(parrot, id="r")
     with pytest.raises(NoAnswer):
         await run.ask("other", 1, id="old", timeout=0.05)
     assert await run.ask("say", "a", id="answered") == "A"
@@ -557,37 +509,29 @@ async def test_who_asked_before_a_restart_is_told(machine: Machine) -> None:
     assert await run.ask("say", "b") == "B"
 
 
-@scenario
 async def test_an_answer_of_another_type_than_wanted_is_an_error(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    _, run = await machine.start(parrot, id="r")
     with pytest.raises(NotDecodable, match=r"not a int|Expected `int`"):
         await run.ask("say", "a", answer=int)
 
 
 @pytest.mark.parametrize("id", ["", "x" * 201, "a\nb", 3])
-@scenario
 async def test_an_id_that_is_none_is_refused(machine: Machine, id: Any) -> None:
-    app = await machine.boot()
-    await app.start(parrot, id="r")
+    app, _ = await machine.start(parrot, id="r")
     with pytest.raises(Misuse, match="id of a request"):
         await app.ask("r", "say", "a", id=id)
 
 
-@scenario
 async def test_large_requests_and_answers_are_kept_beside_the_history(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    _, run = await machine.start(parrot, id="r")
     assert await run.ask("say", "a" * 100_000, id="large") == "A" * 100_000
     assert machine.bodies("r", "request_answered")[0].ref
     other = await machine.boot()
     assert await other.ask("r", "say", "a" * 100_000, id="large") == "A" * 100_000
 
 
-@scenario
 async def test_a_table_of_answers_that_lies_is_not_believed(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(parrot, id="r")
+    _, run = await machine.start(parrot, id="r")
     assert await run.ask("say", "a", id="one") == "A"
     assert await run.ask("say", "b", id="two") == "B"
     machine.sql("UPDATE answers SET seq = (SELECT max(seq) FROM answers)")
@@ -628,7 +572,6 @@ with everstep.open(URL) as app:
 """
 
 
-@scenario
 async def test_another_process_asks_and_both_may_be_killed(machine: Machine) -> None:
     (machine.folder / "asker").mkdir()
     server = await asyncio.to_thread(Program, machine.folder, SERVER)
@@ -670,7 +613,6 @@ def blind(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app.watchers, "look_at_what_is_elsewhere", lambda: None)
 
 
-@scenario
 async def test_an_answer_of_the_driver_before_is_found_by_who_takes_the_run_over(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -686,7 +628,6 @@ async def test_an_answer_of_the_driver_before_is_found_by_who_takes_the_run_over
     assert await asyncio.wait_for(asking, DEADLINE_SECONDS) == "tides"
 
 
-@scenario
 async def test_an_entry_of_the_driver_before_is_found_by_who_takes_the_run_over(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -704,12 +645,10 @@ async def test_an_entry_of_the_driver_before_is_found_by_who_takes_the_run_over(
     await entries.aclose()
 
 
-@scenario
 async def test_an_answer_that_comes_while_it_is_looked_for_is_not_missed(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = await machine.boot()
-    await app.start(echo, id="r")
+    app, _ = await machine.start(echo, id="r")
     real, came_between = app.read, asyncio.Event()
 
     async def read(function: Any, *args: Any, **named: Any) -> Any:

@@ -12,7 +12,7 @@ from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.errors import HoldConflict, IdConflict, RunActive, RunCancelled, RunEnded, RunHeld
 from everstep.model.status import STATUSES
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "resume.md"
 VERBS = (
@@ -81,8 +81,7 @@ async def bring(machine: Machine, status: str, verb: str = "") -> App:
     NOTES.clear()
     FAILS[:] = [True] if status == "failed" else []
     GATES[:] = [asyncio.Event()] if status in ("queued", "running") else []
-    owner = await machine.boot()
-    run = await owner.start(asking if verb == "approve" else subject, id="r")
+    owner, run = await machine.start(asking if verb == "approve" else subject, id="r")
     if status in ("queued", "running"):
         await machine.until(lambda: "work" in NOTES)
         await machine.until(lambda: machine.kinds("r").count("step_started") == 2)
@@ -280,7 +279,6 @@ def test_every_word_of_the_table_is_used_and_explained() -> None:
 
 
 @pytest.mark.parametrize(("verb", "status"), TABLE, ids=[f"{verb} of {status}" for verb, status in TABLE])
-@scenario
 async def test_the_cell_holds(machine: Machine, verb: str, status: str) -> None:
     owner = await bring(machine, status, verb)
     app = await machine.boot()
@@ -292,7 +290,6 @@ async def test_the_cell_holds(machine: Machine, verb: str, status: str) -> None:
 
 
 @pytest.mark.parametrize("status", STATUSES)
-@scenario
 async def test_other_arguments_are_refused_in_every_status(machine: Machine, status: str) -> None:
     await bring(machine, status)
     app = await machine.boot()

@@ -14,13 +14,7 @@ from everstep.engine.app.app import App
 from everstep.engine.process import retention
 from everstep.errors import Misuse, UnknownRun
 from everstep.testing.clock import FakeClock
-
-DONE: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_done() -> None:
-    DONE.clear()
+from tests.worlds.ledger import DONE
 
 
 @step(effect="once", key="pay:{name}")
@@ -74,40 +68,34 @@ async def passes(app: App, clock: FakeClock, seconds: float) -> None:
     await clock.rest(app)
 
 
-def test_runs_go_when_their_time_is_over_with_what_they_published(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        kept = Retention(runs=timedelta(seconds=100), every=10)
-        async with everstep.open(str(tmp_path / "a.db"), clock=clock, retention=kept) as app:
-            first = await app.start(short, "a", id="a")
-            assert await first.result() == "xxxxxa"
-            await passes(app, clock, 60)
-            await app.run(short, "b", id="b")
-            await passes(app, clock, 39)
-            assert await ids(app) == ["a", "b"]
-            assert await first.published() == {"name": "a"}
-            await passes(app, clock, 11)
-            assert await ids(app) == ["b"]
-            with pytest.raises(UnknownRun):
-                await first.published()
-            await passes(app, clock, 100)
-            assert await ids(app) == []
-            assert await app.run(short, "a", id="a") == "xxxxxa"
-
-    asyncio.run(main())
+async def test_runs_go_when_their_time_is_over_with_what_they_published(tmp_path: Path) -> None:
+    clock = FakeClock()
+    kept = Retention(runs=timedelta(seconds=100), every=10)
+    async with everstep.open(str(tmp_path / "a.db"), clock=clock, retention=kept) as app:
+        first = await app.start(short, "a", id="a")
+        assert await first.result() == "xxxxxa"
+        await passes(app, clock, 60)
+        await app.run(short, "b", id="b")
+        await passes(app, clock, 39)
+        assert await ids(app) == ["a", "b"]
+        assert await first.published() == {"name": "a"}
+        await passes(app, clock, 11)
+        assert await ids(app) == ["b"]
+        with pytest.raises(UnknownRun):
+            await first.published()
+        await passes(app, clock, 100)
+        assert await ids(app) == []
+        assert await app.run(short, "a", id="a") == "xxxxxa"
 
 
-def test_without_a_retention_everything_stays(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        async with everstep.open(str(tmp_path / "a.db"), clock=clock) as app:
-            await app.run(short, "a", id="a")
-            await passes(app, clock, 10 * 365 * 86400)
-            assert await ids(app) == ["a"]
-            with pytest.raises(Misuse, match="retention"):
-                await app.gc()
-
-    asyncio.run(main())
+async def test_without_a_retention_everything_stays(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with everstep.open(str(tmp_path / "a.db"), clock=clock) as app:
+        await app.run(short, "a", id="a")
+        await passes(app, clock, 10 * 365 * 86400)
+        assert await ids(app) == ["a"]
+        with pytest.raises(Misuse, match="retention"):
+            await app.gc()
 
 
 def test_an_unfinished_run_needs_nothing_of_what_was_deleted(tmp_path: Path) -> None:
@@ -141,24 +129,21 @@ def test_an_unfinished_run_needs_nothing_of_what_was_deleted(tmp_path: Path) -> 
     assert DONE == ["a"]
 
 
-def test_keys_have_a_time_of_their_own(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        kept = Retention(runs=100, keys=1000, every=10)
-        async with everstep.open(str(tmp_path / "a.db"), clock=clock, retention=kept) as app:
-            await app.run(buyer, "a", id="one")
-            await passes(app, clock, 200)
-            assert await ids(app) == []
-            assert await app.run(buyer, "a", id="two") == "paid a"
-            assert DONE == ["a"]  # the key outlived its run
-            wanted = await app.gc(keys_older_than=100, dry_run=True)
-            assert (wanted.keys, len(await app.effects())) == (1, 1)
-            await passes(app, clock, 900)
-            assert await app.effects() == []
-            assert await app.run(buyer, "a", id="three") == "paid a"
-            assert DONE == ["a", "a"]
-
-    asyncio.run(main())
+async def test_keys_have_a_time_of_their_own(tmp_path: Path) -> None:
+    clock = FakeClock()
+    kept = Retention(runs=100, keys=1000, every=10)
+    async with everstep.open(str(tmp_path / "a.db"), clock=clock, retention=kept) as app:
+        await app.run(buyer, "a", id="one")
+        await passes(app, clock, 200)
+        assert await ids(app) == []
+        assert await app.run(buyer, "a", id="two") == "paid a"
+        assert DONE == ["a"]  # the key outlived its run
+        wanted = await app.gc(keys_older_than=100, dry_run=True)
+        assert (wanted.keys, len(await app.effects())) == (1, 1)
+        await passes(app, clock, 900)
+        assert await app.effects() == []
+        assert await app.run(buyer, "a", id="three") == "paid a"
+        assert DONE == ["a", "a"]
 
 
 def test_an_app_that_is_closed_while_it_deletes_leaves_a_store_that_is_whole(tmp_path: Path) -> None:
@@ -186,54 +171,48 @@ def test_an_app_that_is_closed_while_it_deletes_leaves_a_store_that_is_whole(tmp
     asyncio.run(end())
 
 
-def test_steps_go_on_between_the_parts_of_a_deletion_in_the_same_process(tmp_path: Path) -> None:
+async def test_steps_go_on_between_the_parts_of_a_deletion_in_the_same_process(tmp_path: Path) -> None:
     """Whatever is deleted, a run waits for a few parts of that and not for all of it."""
 
-    async def main() -> None:
-        async with everstep.open(str(tmp_path / "a.db")) as app:
-            await asyncio.gather(*(app.run(short, "a") for _ in range(1_000)))
-            commit = app.store.commit
-            parts_before: list[int] = []
-            parts = 0
+    async with everstep.open(str(tmp_path / "a.db")) as app:
+        await asyncio.gather(*(app.run(short, "a") for _ in range(1_000)))
+        commit = app.store.commit
+        parts_before: list[int] = []
+        parts = 0
 
-            def counted(operations: Any, **options: Any) -> Any:
-                nonlocal parts
-                parts += any(getattr(one, "limit", 0) for one in operations)
-                return commit(operations, **options)
+        def counted(operations: Any, **options: Any) -> Any:
+            nonlocal parts
+            parts += any(getattr(one, "limit", 0) for one in operations)
+            return commit(operations, **options)
 
-            app.store.commit = counted  # type: ignore[method-assign]
-            deletion = asyncio.create_task(app.gc(older_than=0))
-            while not deletion.done():
-                await app.run(buyer, f"beside-{len(parts_before)}")
-                parts_before.append(parts)
-            assert len((await deletion).runs) >= 1_000
-            assert parts > 50
-            waited_for = [after - before for before, after in pairwise([0, *parts_before])]
-            assert max(waited_for) < parts / 3, waited_for
-
-    asyncio.run(main())
+        app.store.commit = counted  # type: ignore[method-assign]
+        deletion = asyncio.create_task(app.gc(older_than=0))
+        while not deletion.done():
+            await app.run(buyer, f"beside-{len(parts_before)}")
+            parts_before.append(parts)
+        assert len((await deletion).runs) >= 1_000
+        assert parts > 50
+        waited_for = [after - before for before, after in pairwise([0, *parts_before])]
+        assert max(waited_for) < parts / 3, waited_for
 
 
-def test_a_deletion_yields_to_others_and_takes_few_rows_at_a_time(tmp_path: Path) -> None:
+async def test_a_deletion_yields_to_others_and_takes_few_rows_at_a_time(tmp_path: Path) -> None:
     """What a store is told to delete at once is bounded, however many runs and events there are."""
 
-    async def main() -> None:
-        async with everstep.open(str(tmp_path / "a.db")) as app:
-            await asyncio.gather(*(app.run(short, "a") for _ in range(100)))
-            commit = app.store.commit
-            weights: list[int] = []
+    async with everstep.open(str(tmp_path / "a.db")) as app:
+        await asyncio.gather(*(app.run(short, "a") for _ in range(100)))
+        commit = app.store.commit
+        weights: list[int] = []
 
-            def spied(operations: Any, **options: Any) -> Any:
-                weights.append(sum(getattr(one, "limit", 0) for one in operations))
-                return commit(operations, **options)
+        def spied(operations: Any, **options: Any) -> Any:
+            weights.append(sum(getattr(one, "limit", 0) for one in operations))
+            return commit(operations, **options)
 
-            app.store.commit = spied  # type: ignore[method-assign]
-            done = await app.gc(older_than=0)
-            assert len(done.runs) == 100
-            assert 5 < len([weight for weight in weights if weight]) < 60  # shared, and yet not all at once
-            assert max(weights) <= retention.PART
-
-    asyncio.run(main())
+        app.store.commit = spied  # type: ignore[method-assign]
+        done = await app.gc(older_than=0)
+        assert len(done.runs) == 100
+        assert 5 < len([weight for weight in weights if weight]) < 60  # shared, and yet not all at once
+        assert max(weights) <= retention.PART
 
 
 @pytest.mark.parametrize(

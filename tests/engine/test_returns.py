@@ -12,7 +12,7 @@ from everstep.errors import Misuse, StoreError, StoreFull
 from everstep.stores.protocol import Release
 from everstep.stores.rows.saved import FreeThread
 from everstep.testing.faulty_store import FaultyStore
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import wait_on_loop_until, wait_until
 
 
@@ -30,7 +30,6 @@ def releases(operations: Any, **_: Any) -> bool:
     return any(isinstance(one, Release) for one in operations)
 
 
-@scenario
 async def test_a_run_that_a_command_could_not_give_back_is_given_back_later(machine: Machine) -> None:
     store = FaultyStore(machine.open_store())
     app = await machine.boot(store=store.as_store(), clock=None)

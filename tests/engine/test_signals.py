@@ -8,10 +8,10 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.process import host
+from everstep.engine.process import resting
 from everstep.errors import Misuse, RunEnded, UnknownRun
 from everstep.stores.protocol import Post
-from tests.engine.resume_helpers import Gate, Machine, Program, scenario
+from tests.engine.resume_helpers import Gate, Machine, Program
 
 
 @workflow
@@ -29,17 +29,14 @@ async def one_number() -> int:
     return await everstep.receive("number", int)
 
 
-@scenario
 async def test_signals_arrive_in_the_order_in_which_they_were_sent(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(three_words, id="r")
+    _, run = await machine.start(three_words, id="r")
     for word in ("a", "b", "c"):
         await run.signal("word", word)
     assert await run.result() == ["a", "b", "c"]
     assert [body.number for body in machine.bodies("r", "signal_received")] == [1, 2, 3]
 
 
-@scenario
 async def test_signals_that_came_before_the_receive_wait_for_it(machine: Machine) -> None:
     gate = Gate()
 
@@ -52,8 +49,7 @@ async def test_signals_that_came_before_the_receive_wait_for_it(machine: Machine
         await slow()
         return [await everstep.receive("word", str), await everstep.receive("word", str)]
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await run.signal("word", "a")
     await run.signal("other", "x")
@@ -62,7 +58,6 @@ async def test_signals_that_came_before_the_receive_wait_for_it(machine: Machine
     assert await run.result() == ["a", "b"]
 
 
-@scenario
 async def test_signals_before_the_receive_survive_a_crash(machine: Machine) -> None:
     gate = Gate()
 
@@ -75,8 +70,7 @@ async def test_signals_before_the_receive_survive_a_crash(machine: Machine) -> N
         await slow()
         return await everstep.receive("word", str)
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await run.signal("word", "kept")
     await machine.kill(app)
@@ -86,10 +80,8 @@ async def test_signals_before_the_receive_survive_a_crash(machine: Machine) -> N
     assert await worker.get("r").result() == "kept"
 
 
-@scenario
 async def test_an_acknowledged_signal_is_durable_even_if_nobody_ever_looked_at_it(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(one_word, id="r")
+    app, _ = await machine.start(one_word, id="r")
     await machine.rest(app)
     await machine.kill(app)
     sender = await machine.boot()
@@ -102,10 +94,8 @@ async def test_an_acknowledged_signal_is_durable_even_if_nobody_ever_looked_at_i
     assert [one.state for one in machine.store.signals("r")] == ["consumed"]
 
 
-@scenario
 async def test_a_signal_with_an_id_is_delivered_once_however_often_it_is_sent(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(three_words, id="r")
+    _, run = await machine.start(three_words, id="r")
     for _ in range(3):
         await run.signal("word", "a", id="one")
     other = await machine.boot()
@@ -117,7 +107,6 @@ async def test_a_signal_with_an_id_is_delivered_once_however_often_it_is_sent(ma
     assert len(machine.store.signals("r")) == 3
 
 
-@scenario
 async def test_a_signal_is_not_consumed_twice_when_the_process_dies_while_it_is_taken(machine: Machine) -> None:
     @workflow
     async def collect() -> list[str]:
@@ -126,8 +115,7 @@ async def test_a_signal_is_not_consumed_twice_when_the_process_dies_while_it_is_
             words.append(word)
         return words
 
-    app = await machine.boot()
-    run = await app.start(collect, id="r")
+    app, run = await machine.start(collect, id="r")
     sent = []
     for number in range(12):
         await run.signal("word", str(number))
@@ -141,21 +129,18 @@ async def test_a_signal_is_not_consumed_twice_when_the_process_dies_while_it_is_
     assert await app.get("r").result() == sent
 
 
-@scenario
 async def test_two_receives_at_once_get_one_signal_each_the_first_the_first(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:
         return list(await asyncio.gather(everstep.receive("word", str), everstep.receive("word", str)))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.rest(app)
     await run.signal("word", "a")
     await run.signal("word", "b")
     assert await run.result() == ["a", "b"]
 
 
-@scenario
 async def test_a_receive_that_gave_up_takes_no_signal(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:
@@ -167,8 +152,7 @@ async def test_a_receive_that_gave_up_takes_no_signal(machine: Machine) -> None:
                 words.append("-")
         return words
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.advance(11)
     await machine.advance(11)
@@ -178,12 +162,10 @@ async def test_a_receive_that_gave_up_takes_no_signal(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("value", ["not a number", None, 1.5, [1], {"a": 1}, True])
-@scenario
 async def test_a_signal_of_another_type_is_rejected_visibly_and_the_receive_goes_on_waiting(
     machine: Machine, value: Any
 ) -> None:
-    app = await machine.boot()
-    run = await app.start(one_number, id="r")
+    app, run = await machine.start(one_number, id="r")
     await machine.rest(app)
     await run.signal("number", value)
     await machine.until(lambda: "signal_rejected" in machine.kinds("r"))
@@ -197,10 +179,8 @@ async def test_a_signal_of_another_type_is_rejected_visibly_and_the_receive_goes
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_rejected_signal_stays_rejected_after_a_crash(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(one_number, id="r")
+    app, run = await machine.start(one_number, id="r")
     await run.signal("number", "x")
     await machine.until(lambda: "signal_rejected" in machine.kinds("r"))
     await machine.rest(app)
@@ -211,10 +191,8 @@ async def test_a_rejected_signal_stays_rejected_after_a_crash(machine: Machine) 
     assert machine.kinds("r").count("signal_rejected") == 1
 
 
-@scenario
 async def test_a_damaged_payload_in_the_inbox_is_rejected_as_well(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(one_number, id="r")
+    app, run = await machine.start(one_number, id="r")
     await machine.rest(app)
     await machine.kill(app)
     machine.sql(
@@ -229,14 +207,12 @@ async def test_a_damaged_payload_in_the_inbox_is_rejected_as_well(machine: Machi
     del run
 
 
-@scenario
 async def test_a_signal_to_an_ended_run_is_refused_with_its_status(machine: Machine) -> None:
     @workflow
     async def flow() -> None:
         return None
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await run.result()
     with pytest.raises(RunEnded, match="completed") as caught:
         await run.signal("word", "late")
@@ -244,10 +220,8 @@ async def test_a_signal_to_an_ended_run_is_refused_with_its_status(machine: Mach
     assert machine.store.signals("r") == []
 
 
-@scenario
 async def test_a_signal_that_nobody_took_is_visibly_undelivered_when_the_run_ends(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(one_word, id="r")
+    app, run = await machine.start(one_word, id="r")
     await machine.rest(app)
     await machine.stop(app)
     sender = await machine.boot()
@@ -257,7 +231,6 @@ async def test_a_signal_that_nobody_took_is_visibly_undelivered_when_the_run_end
     del run
 
 
-@scenario
 async def test_a_signal_to_an_unknown_run_says_so_and_a_wrong_name_too(machine: Machine) -> None:
     app = await machine.boot()
     with pytest.raises(UnknownRun, match="nobody"):
@@ -268,10 +241,8 @@ async def test_a_signal_to_an_unknown_run_says_so_and_a_wrong_name_too(machine: 
             await app.signal("r", name, 1)
 
 
-@scenario
 async def test_a_signal_to_a_held_run_waits_until_it_is_resolved(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(one_word, id="r")
+    app, run = await machine.start(one_word, id="r")
     await machine.rest(app)
     await app.hold("r")
     await machine.until_status("r", "held")
@@ -282,7 +253,6 @@ async def test_a_signal_to_a_held_run_waits_until_it_is_resolved(machine: Machin
     assert await run.result() == "patience"
 
 
-@scenario
 async def test_a_signal_to_a_running_run_is_taken_while_its_step_runs(machine: Machine) -> None:
     gate = Gate()
 
@@ -295,8 +265,7 @@ async def test_a_signal_to_a_running_run_is_taken_while_its_step_runs(machine: M
     async def flow() -> list[str]:
         return list(await asyncio.gather(slow(), everstep.receive("word", str)))
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await run.signal("word", "meanwhile")
     await machine.until(lambda: "signal_received" in machine.kinds("r"))
@@ -304,10 +273,8 @@ async def test_a_signal_to_a_running_run_is_taken_while_its_step_runs(machine: M
     assert await run.result() == ["slow", "meanwhile"]
 
 
-@scenario
 async def test_a_signal_from_another_app_reaches_a_waiting_run(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(one_word, id="r")
+    app, run = await machine.start(one_word, id="r")
     await machine.rest(app)
     other = await machine.boot()
     await other.signal("r", "word", "hello")
@@ -341,11 +308,9 @@ def test_a_signal_from_another_process_reaches_the_run(tmp_path: Path) -> None:
     assert asyncio.run(main()) == "from afar"
 
 
-@scenario
 async def test_large_signals_come_whole(machine: Machine) -> None:
     text = "x" * 300_000
-    app = await machine.boot()
-    run = await app.start(one_word, id="r")
+    app, run = await machine.start(one_word, id="r")
     await machine.rest(app)
     await run.signal("word", text)
     assert await run.result() == text
@@ -354,12 +319,11 @@ async def test_large_signals_come_whole(machine: Machine) -> None:
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_more_runs_with_a_signal_than_there_is_room_for_are_all_taken_up(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have left memory, and one look finds only as many as may run at once; nothing else says look again."""
-    monkeypatch.setattr(host, "RESTING_MAX", 0)
+    monkeypatch.setattr(resting, "RESTING_MAX", 0)
 
     @workflow
     async def waiting() -> int:

@@ -11,7 +11,7 @@ import pytest
 from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.process.stalls import LOOP, NAMED_AFTER, Stalls
-from everstep.stores.memory import MemoryStore
+from tests.lasting import LastingStore
 
 NAMED: threading.Event = threading.Event()
 
@@ -77,7 +77,7 @@ def computes_plainly() -> str:
 )
 def test_code_that_keeps_the_loop_is_named_with_its_line(hears: Hears, flow: object, whose: str) -> None:
     async def main() -> App:
-        app = await App(MemoryStore()).open()
+        app = await App(LastingStore()).open()
         stalls = Stalls(app, look_seconds=0.01)
         stalls.begin()
         assert await app.run(flow, id="r") == "done"  # type: ignore[call-overload]
@@ -94,20 +94,17 @@ def test_code_that_keeps_the_loop_is_named_with_its_line(hears: Hears, flow: obj
     assert app.background.troubles()[LOOP].error == "LoopStalled"
 
 
-def test_a_process_that_was_stopped_raises_no_alarm(hears: Hears) -> None:
+async def test_a_process_that_was_stopped_raises_no_alarm(hears: Hears) -> None:
     """However long it was stopped, the thread looks once before the loop has its turn."""
 
-    async def main() -> None:
-        app = await App(MemoryStore()).open()
-        stalls = Stalls(app)
-        for _ in range(10):
-            for _ in range(NAMED_AFTER):  # one look that asks, and as many in vain as do not matter yet
-                stalls.look()
-            await asyncio.sleep(0)
-        assert not hears.lines
-        for _ in range(NAMED_AFTER + 1):
+    app = await App(LastingStore()).open()
+    stalls = Stalls(app)
+    for _ in range(10):
+        for _ in range(NAMED_AFTER):  # one look that asks, and as many in vain as do not matter yet
             stalls.look()
-        assert NAMED.is_set()
-        await app.close()
-
-    asyncio.run(main())
+        await asyncio.sleep(0)
+    assert not hears.lines
+    for _ in range(NAMED_AFTER + 1):
+        stalls.look()
+    assert NAMED.is_set()
+    await app.close()

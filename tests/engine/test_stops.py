@@ -15,10 +15,10 @@ from everstep.stores.brief import refuse_when_brief
 from everstep.stores.protocol import Release
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.lives import add, echo
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.waiting import open_sqlite
+from tests.worlds.ledger import NOTES
 
-NOTES: list[str] = []
 SICK: set[str] = set()
 """While something is in it, bodies and code are stopped."""
 OUTCOMES = ("step_failed", "attempt_failed", "run_failed", "run_cancelled")
@@ -26,7 +26,6 @@ OUTCOMES = ("step_failed", "attempt_failed", "run_failed", "run_cancelled")
 
 @pytest.fixture(autouse=True)
 def sick() -> None:
-    NOTES.clear()
     SICK.clear()
     SICK.add("sick")
 
@@ -158,12 +157,10 @@ async def plus(a: int, b: int) -> int:
         *(("with_fallback", stop) for stop in ON_THE_LOOP),
     ],
 )
-@scenario
 async def test_a_stop_in_a_body_is_no_outcome_and_the_third_in_a_row_holds_the_run(
     machine: Machine, name: str, stop: str
 ) -> None:
-    app = await machine.boot()
-    await app.start(flow, name, stop, id="r")
+    app, _ = await machine.start(flow, name, stop, id="r")
     allowed = ("attempt_failed",) if name == "with_fallback" else ()
     ended = await is_poisoned_and_goes_on_when_cured(machine, app, "r", *allowed)
     assert ended.startswith("completed: this run was stopped 3 times in a row")
@@ -172,10 +169,8 @@ async def test_a_stop_in_a_body_is_no_outcome_and_the_third_in_a_row_holds_the_r
 
 
 @pytest.mark.parametrize("stop", STOPS)
-@scenario
 async def test_a_stop_in_a_compensation_leaves_the_undoing_unfinished(machine: Machine, stop: str) -> None:
-    app = await machine.boot()
-    await app.start(failing_with_undo, stop, id="r")
+    app, _ = await machine.start(failing_with_undo, stop, id="r")
     ended = await is_poisoned_and_goes_on_when_cured(machine, app, "r", "step_failed")
     assert ended.startswith("failed: ")
     assert NOTES == ["undone"] * 4
@@ -183,7 +178,6 @@ async def test_a_stop_in_a_compensation_leaves_the_undoing_unfinished(machine: M
 
 
 @pytest.mark.parametrize("stop", STOPS)
-@scenario
 async def test_a_stop_in_an_atomic_body_rolls_it_back_and_is_no_outcome(machine: Machine, stop: str) -> None:
     database = open_sqlite(machine.folder / "till.db")
     database.execute("CREATE TABLE sales (amount INTEGER)")
@@ -199,8 +193,7 @@ async def test_a_stop_in_an_atomic_body_rolls_it_back_and_is_no_outcome(machine:
     async def selling() -> str:
         return str(await asyncio.to_thread(sell))
 
-    app = await machine.boot()
-    await app.start(selling, id="r")
+    app, _ = await machine.start(selling, id="r")
     assert (await is_poisoned_and_goes_on_when_cured(machine, app, "r")).startswith("completed: ")
     assert database.execute("SELECT amount FROM sales").fetchall() == [(100,)]
     database.close()
@@ -208,7 +201,6 @@ async def test_a_stop_in_an_atomic_body_rolls_it_back_and_is_no_outcome(machine:
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("is_async", [False, True])
-@scenario
 async def test_a_stop_in_a_once_body_is_a_doubt(machine: Machine, stop: str, is_async: bool) -> None:
     if is_async and stop == "KeyboardInterrupt":
         pytest.skip("it is meant for the process")
@@ -227,8 +219,7 @@ async def test_a_stop_in_a_once_body_is_a_doubt(machine: Machine, stop: str, is_
     async def paying() -> str:
         return await pay_on_loop() if is_async else await asyncio.to_thread(pay)
 
-    app = await machine.boot()
-    run = await app.start(paying, id="r")
+    app, run = await machine.start(paying, id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=60)
     assert machine.hold("r").reason == "in-doubt"
@@ -239,7 +230,6 @@ async def test_a_stop_in_a_once_body_is_a_doubt(machine: Machine, stop: str, is_
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@scenario
 async def test_a_probe_that_is_stopped_does_not_know_and_is_asked_again(machine: Machine, is_async: bool) -> None:
     def ask(key: str) -> Done | NotDone:
         stop_if_sick("SystemExit", "asked")
@@ -256,8 +246,7 @@ async def test_a_probe_that_is_stopped_does_not_know_and_is_asked_again(machine:
     async def paying() -> str:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(paying, id="r")
+    _, run = await machine.start(paying, id="r")
     await machine.until(lambda: "probe_answered" in machine.kinds("r"))
     assert machine.bodies("r", "probe_answered")[0].answer == "unknown"
     SICK.clear()
@@ -323,7 +312,6 @@ CODE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", [*CODE, "code_in_a_graph"])
-@scenario
 async def test_a_stop_in_workflow_code_is_no_outcome_and_the_third_in_a_row_holds_the_run(
     machine: Machine, name: str
 ) -> None:
@@ -337,7 +325,6 @@ async def test_a_stop_in_workflow_code_is_no_outcome_and_the_third_in_a_row_hold
     assert "workflow code raised" in ended
 
 
-@scenario
 async def test_what_code_asked_for_in_the_turn_in_which_it_was_stopped_is_not_done(machine: Machine) -> None:
     @step
     async def tell(text: str) -> str:
@@ -352,8 +339,7 @@ async def test_what_code_asked_for_in_the_turn_in_which_it_was_stopped_is_not_do
         stop_if_sick("SystemExit", "code")
         return await telling
 
-    app = await machine.boot()
-    run = await app.start(telling, id="r")
+    _, run = await machine.start(telling, id="r")
     await machine.until(lambda: NOTES)
     SICK.clear()
     await let_time_pass_until(machine, "r", "completed", "held")
@@ -408,12 +394,10 @@ def cancel_all_tasks() -> None:
 
 
 @pytest.mark.parametrize("which", [waiting, waiting_with_an_error])
-@scenario
 async def test_an_application_that_cancels_all_its_tasks_leaves_runs_unfinished_and_they_go_on(
     machine: Machine, which: Any
 ) -> None:
-    app = await machine.boot()
-    run = await app.start(which, id="r")
+    app, run = await machine.start(which, id="r")
     await machine.until(lambda: NOTES)
     cancel_all_tasks()
     await machine.until(lambda: "r" not in app.drivers)
@@ -424,7 +408,6 @@ async def test_an_application_that_cancels_all_its_tasks_leaves_runs_unfinished_
 
 
 @pytest.mark.parametrize("stop", ["cancelled", "SystemExit"])
-@scenario
 async def test_a_stopped_run_goes_on_although_the_store_refuses_for_a_while_to_take_it_back(
     machine: Machine, stop: str
 ) -> None:
@@ -442,12 +425,10 @@ async def test_a_stopped_run_goes_on_although_the_store_refuses_for_a_while_to_t
     assert fault.fired
 
 
-@scenario
 async def test_an_inbox_that_a_thread_reads_while_the_application_cancels_its_tasks_is_taken(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = await machine.boot()
-    run = await app.start(hears, id="r")
+    app, run = await machine.start(hears, id="r")
     await machine.rest(app)
     gate, inbox = threading.Event(), app.store.inbox
 
@@ -465,7 +446,6 @@ async def test_an_inbox_that_a_thread_reads_while_the_application_cancels_its_ta
     assert await run.result(timeout=60) == "heard"
 
 
-@scenario
 async def test_a_stop_whose_release_was_committed_and_not_acknowledged_counts_once(machine: Machine) -> None:
     store = FaultyStore(machine.open_store())
     app = await machine.boot(store=store.as_store())
@@ -476,13 +456,11 @@ async def test_a_stop_whose_release_was_committed_and_not_acknowledged_counts_on
     assert machine.row("r").deaths == 1
 
 
-@scenario
 async def test_an_application_that_ends_by_cancelling_its_tasks_counts_nothing_against_its_runs(
     machine: Machine,
 ) -> None:
     for life in range(5):
-        app = await machine.boot()
-        await app.start(waiting, id="r")
+        app, _ = await machine.start(waiting, id="r")
         await machine.until(lambda life=life: len(NOTES) == life + 1)
         cancel_all_tasks()
         await machine.until(lambda app=app: "r" not in app.drivers)
@@ -490,12 +468,10 @@ async def test_an_application_that_ends_by_cancelling_its_tasks_counts_nothing_a
         assert machine.row("r").owner is None
         assert machine.row("r").deaths == 0
     SICK.clear()
-    app = await machine.boot()
-    run = await app.start(waiting, id="r")
+    app, run = await machine.start(waiting, id="r")
     assert await run.result(timeout=60) == "done"
 
 
-@scenario
 async def test_a_once_body_whose_task_is_cancelled_by_the_application_is_in_doubt(machine: Machine) -> None:
     @step(effect="once")
     async def pay() -> str:
@@ -507,8 +483,7 @@ async def test_a_once_body_whose_task_is_cancelled_by_the_application_is_in_doub
     async def paying() -> str:
         return await pay()
 
-    app = await machine.boot()
-    run = await app.start(paying, id="r")
+    _, run = await machine.start(paying, id="r")
     await machine.until(lambda: NOTES)
     cancel_all_tasks()
     with pytest.raises(RunHeld):
@@ -517,7 +492,6 @@ async def test_a_once_body_whose_task_is_cancelled_by_the_application_is_in_doub
     assert NOTES == ["begun"]
 
 
-@scenario
 async def test_a_stop_lets_a_once_body_beside_it_come_to_its_end(machine: Machine) -> None:
     go_on = asyncio.Event()
 
@@ -534,8 +508,7 @@ async def test_a_stop_lets_a_once_body_beside_it_come_to_its_end(machine: Machin
         await on_loop("SystemExit")
         return await paying
 
-    app = await machine.boot()
-    run = await app.start(both, id="r")
+    app, run = await machine.start(both, id="r")
     await machine.until(lambda: sorted(NOTES) == ["begun", "paying"])
     await asyncio.sleep(0)
     go_on.set()
@@ -548,7 +521,6 @@ async def test_a_stop_lets_a_once_body_beside_it_come_to_its_end(machine: Machin
 
 
 # -- other functions of a user's -------------------------------------------------------------------------------------
-@scenario
 async def test_on_hold_callbacks_that_exit_end_nothing(machine: Machine) -> None:
     @workflow
     async def stuck() -> None:
@@ -582,17 +554,14 @@ async def pays(stop: str) -> str:
 
 
 @pytest.mark.parametrize("stop", [name for name in ON_THE_LOOP if name != "group"])
-@scenario
 async def test_a_stop_in_a_cost_function_is_no_outcome_and_the_third_in_a_row_holds_the_run(
     machine: Machine, stop: str
 ) -> None:
-    app = await machine.boot()
-    await app.start(pays, stop, id="r")
+    app, _ = await machine.start(pays, stop, id="r")
     ended = await is_poisoned_and_goes_on_when_cured(machine, app, "r")
     assert ended.startswith("completed: this run was stopped 3 times in a row")
 
 
-@scenario
 async def test_a_witness_that_exits_cannot_be_observed(
     machine: Machine,
 ) -> None:
@@ -607,8 +576,7 @@ async def test_a_witness_that_exits_cannot_be_observed(
         await everstep.expect(witness.value("fact", fact))
         return str(await everstep.receive("word", str))
 
-    app = await machine.boot()
-    run = await app.start(watching, id="r")
+    app, run = await machine.start(watching, id="r")
     await machine.until(lambda: "r" not in app.drivers)
     SICK.add("sick")
     await run.signal("word", "go")
@@ -619,7 +587,6 @@ async def test_a_witness_that_exits_cannot_be_observed(
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@scenario
 async def test_a_judge_that_exits_leaves_the_decision_to_a_person(machine: Machine, is_async: bool) -> None:
     facts = [1]
 
@@ -635,8 +602,7 @@ async def test_a_judge_that_exits_leaves_the_decision_to_a_person(machine: Machi
         await everstep.expect(witness.value("fact", lambda: facts[0]), on_drift=judge_on_loop if is_async else judge)
         return str(await everstep.receive("word", str))
 
-    app = await machine.boot()
-    run = await app.start(watching, id="r")
+    app, run = await machine.start(watching, id="r")
     await machine.until(lambda: "r" not in app.drivers)
     facts[0] = 2
     await run.signal("word", "go")

@@ -18,7 +18,7 @@ from everstep.errors import Misuse, NotEncodable, StreamLimit, UnknownRun
 from everstep.stores.protocol import Append, Operation, Verdict
 from everstep.testing.checker import check, export_histories
 from everstep.testing.faulty_store import FaultyStore
-from tests.engine.resume_helpers import Gate, Machine, Program, scenario
+from tests.engine.resume_helpers import Gate, Machine, Program
 
 
 async def read(run: Any, name: str = "tokens", **options: Any) -> list[Entry]:
@@ -66,10 +66,8 @@ async def talk() -> str:
     return "done"
 
 
-@scenario
 async def test_a_reader_gets_every_entry_once_and_in_order(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(talk, id="r")
+    _, run = await machine.start(talk, id="r")
     entries = await read(run)
     assert values(entries) == ["begin", "a", "b", "c", {"middle": [1, 2]}, "d", "e", "end"]
     assert [entry.position for entry in entries] == list(range(1, 9))
@@ -81,10 +79,8 @@ async def test_a_reader_gets_every_entry_once_and_in_order(machine: Machine) -> 
     assert (await run.verify()).sound
 
 
-@scenario
 async def test_a_reader_may_begin_anywhere_and_in_another_process(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(talk, id="r")
+    app, run = await machine.start(talk, id="r")
     whole = await read(run)
     other = await machine.boot()
     for position in range(len(whole) + 1):
@@ -97,7 +93,6 @@ async def test_a_reader_may_begin_anywhere_and_in_another_process(machine: Machi
         await read(app.get("nobody"))
 
 
-@scenario
 async def test_a_reader_gets_entries_while_the_body_still_runs(machine: Machine) -> None:
     gate = Gate()
 
@@ -111,8 +106,7 @@ async def test_a_reader_gets_entries_while_the_body_still_runs(machine: Machine)
     async def flow() -> None:
         await slow()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     for reader in (run, (await machine.boot()).get("r")):
         entries = reader.stream("tokens")
         assert (await asyncio.wait_for(anext(entries), 5)).value == "first"
@@ -122,7 +116,6 @@ async def test_a_reader_gets_entries_while_the_body_still_runs(machine: Machine)
     assert values(await read(run)) == ["first", "second"]
 
 
-@scenario
 async def test_an_attempt_that_failed_is_told_from_the_one_that_took_its_place(machine: Machine) -> None:
     @step(retry=Retry(attempts=3, first=0.0, jitter=0.0))
     async def shaky() -> str:
@@ -138,8 +131,7 @@ async def test_an_attempt_that_failed_is_told_from_the_one_that_took_its_place(m
         everstep.stream("tokens").append("begin")
         return await shaky()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     for _ in range(2):
         await machine.until(lambda: app.is_at_rest())
         await machine.advance(1)
@@ -149,7 +141,6 @@ async def test_an_attempt_that_failed_is_told_from_the_one_that_took_its_place(m
     assert kept(entries) == ["begin", "3.0", "3.1", "3.2"]
 
 
-@scenario
 async def test_a_process_that_dies_loses_at_most_what_was_not_written_and_the_next_attempt_says_so(
     machine: Machine,
 ) -> None:
@@ -171,8 +162,7 @@ async def test_a_process_that_dies_loses_at_most_what_was_not_written_and_the_ne
         everstep.stream("tokens").append("end")
         return "done"
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     other = await machine.boot()
     entries = other.get("r").stream("tokens")
@@ -187,7 +177,6 @@ async def test_a_process_that_dies_loses_at_most_what_was_not_written_and_the_ne
     assert (await other.get("r").verify()).sound
 
 
-@scenario
 async def test_an_entry_reaches_nobody_before_it_is_on_disk(machine: Machine) -> None:
     app = await machine.boot()
     held, real = threading.Event(), app.store.commit
@@ -207,7 +196,6 @@ async def test_an_entry_reaches_nobody_before_it_is_on_disk(machine: Machine) ->
     assert (await first).value == "begin"
 
 
-@scenario
 async def test_a_body_never_waits_for_a_commit_and_writes_few(machine: Machine) -> None:
     @step
     async def quick() -> None:
@@ -218,14 +206,12 @@ async def test_a_body_never_waits_for_a_commit_and_writes_few(machine: Machine) 
     async def flow() -> None:
         await quick()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    app, run = await machine.start(flow, id="r")
     assert values(await read(run)) == list(range(1000))
     assert app.committer.commits < 20
     assert [body.position for body in machine.bodies("r", "stream_noted")] == [1000]
 
 
-@scenario
 async def test_several_bodies_write_to_one_stream_at_once(machine: Machine) -> None:
     @workflow
     async def flow() -> None:
@@ -233,8 +219,7 @@ async def test_several_bodies_write_to_one_stream_at_once(machine: Machine) -> N
             say(*"abcdefgh"), say(*"ijklmnop"), asyncio.to_thread(say_on_a_thread, *(str(n) for n in range(50)))
         )
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     entries = await read(run)
     assert [entry.position for entry in entries] == list(range(1, 67))
     by_step: dict[str, list[Any]] = {}
@@ -247,7 +232,6 @@ async def test_several_bodies_write_to_one_stream_at_once(machine: Machine) -> N
     assert (await run.verify()).sound
 
 
-@scenario
 async def test_a_def_workflow_writes_too_and_a_blocking_reader_reads(machine: Machine) -> None:
     @workflow
     def plain() -> str:
@@ -266,7 +250,6 @@ async def test_a_def_workflow_writes_too_and_a_blocking_reader_reads(machine: Ma
     assert await asyncio.to_thread(blocking) == ["begin", "a"]
 
 
-@scenario
 async def test_a_step_in_a_step_writes_as_the_outer_one(machine: Machine) -> None:
     @step(name="outer")
     async def outer() -> int:
@@ -276,12 +259,10 @@ async def test_a_step_in_a_step_writes_as_the_outer_one(machine: Machine) -> Non
     async def flow() -> int:
         return await outer()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     assert [(entry.value, entry.step) for entry in await read(run)] == [("x", "outer")]
 
 
-@scenario
 async def test_a_cancelled_body_writes_what_it_had_and_no_more(machine: Machine) -> None:
     gate = Gate()
 
@@ -297,14 +278,12 @@ async def test_a_cancelled_body_writes_what_it_had_and_no_more(machine: Machine)
     async def flow() -> None:
         await endless()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await gate.reached.wait()
     await run.cancel()
     assert values(await read(run)) == ["a"]
 
 
-@scenario
 async def test_limits_are_errors_that_say_what_to_do(machine: Machine) -> None:
     told: list[str] = []
 
@@ -347,7 +326,6 @@ async def test_limits_are_errors_that_say_what_to_do(machine: Machine) -> None:
         everstep.stream("tokens").append("x")
 
 
-@scenario
 async def test_a_body_that_is_quicker_than_the_disk_gets_an_error(machine: Machine) -> None:
     @step
     def flood() -> str:
@@ -371,7 +349,6 @@ async def test_a_body_that_is_quicker_than_the_disk_gets_an_error(machine: Machi
     assert len(await read(run)) == 9
 
 
-@scenario
 async def test_a_worker_that_lost_the_run_writes_nothing_to_its_streams(machine: Machine) -> None:
     gate = Gate()
 
@@ -416,13 +393,11 @@ async def rounds(number: int) -> str:
 ROUNDS = [f"{number}: {word}" for number in (1, 2, 3) for word in ("begin", "a", "b", "c", "end")]
 
 
-@scenario
 async def test_a_reader_that_keeps_its_position_loses_nothing_and_gets_nothing_twice_over_fresh_histories(
     machine: Machine,
 ) -> None:
     """One reader is there all the time, one comes back after each entry, one comes at the end."""
-    app = await machine.boot()
-    run = await app.start(rounds, 1, id="r")
+    app, run = await machine.start(rounds, 1, id="r")
     there = asyncio.ensure_future(read(run))
     got: list[Entry] = []
     for history in (1, 2, 3):
@@ -446,10 +421,8 @@ async def test_a_reader_that_keeps_its_position_loses_nothing_and_gets_nothing_t
         await read(run, after=got[-1].position + HISTORY_POSITIONS)
 
 
-@scenario
 async def test_a_reader_s_position_survives_a_restart_a_fork_and_a_move(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(rounds, 2, id="r")
+    app, run = await machine.start(rounds, 2, id="r")
     for _ in range(2):
         await machine.until(lambda: "signal_awaited" in machine.kinds("r"))
         await run.signal("go", "x")
@@ -482,10 +455,8 @@ async def test_a_reader_s_position_survives_a_restart_a_fork_and_a_move(machine:
     await other.shut()
 
 
-@scenario
 async def test_streams_begin_anew_when_a_run_is_restarted(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(talk, id="r")
+    app, run = await machine.start(talk, id="r")
     first = await read(run)
     await app.start(talk, id="r", on_existing="restart")
     again = await read(run)
@@ -493,7 +464,6 @@ async def test_streams_begin_anew_when_a_run_is_restarted(machine: Machine) -> N
     assert (again[0].position, again[0].generation) == (HISTORY_POSITIONS + 1, 2)
 
 
-@scenario
 async def test_a_repaired_run_writes_again_only_what_is_lost(machine: Machine) -> None:
     gate = Gate()
 
@@ -509,8 +479,7 @@ async def test_a_repaired_run_writes_again_only_what_is_lost(machine: Machine) -
         await wait()
         return "done"
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await gate.reached.wait()
     await machine.kill(app)
     third = [event.seq for event in machine.events("r") if event.kind == "stream_appended"][2]
@@ -557,7 +526,6 @@ if __name__ == "__main__":
 """
 
 
-@scenario
 async def test_a_reader_and_a_writer_that_are_killed_go_on(machine: Machine) -> None:
     """Real processes: the reader is killed twice, the writer once. The file of the reader has each entry once."""
     folder = machine.folder / "reader"
@@ -593,7 +561,6 @@ async def test_a_reader_and_a_writer_that_are_killed_go_on(machine: Machine) -> 
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("method", ["stream_head", "streams"])
-@scenario
 async def test_a_store_that_cannot_be_read_for_a_moment_loses_no_entry(
     machine: Machine, method: str, count: int
 ) -> None:

@@ -13,14 +13,13 @@ from everstep.engine.app.app import App
 from everstep.engine.code.execution import Execution
 from everstep.engine.history.journal import Journal
 from everstep.engine.process import host
-from everstep.engine.process.host import Host
+from everstep.engine.process.holding import Holding
 from everstep.engine.run.attempts import StepAttempts
-from everstep.engine.run.deadlines import Deadlines
 from everstep.engine.run.driver import Driver
-from everstep.engine.run.inbox import Inbox
+from everstep.engine.run.inbox import Deadlines, Inbox
 from everstep.engine.run.writer import RunWriter
 from everstep.stores.protocol import Failed
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 APPLIED: dict[str, str] = {}
 """What a receiver that honours keys has applied."""
@@ -127,7 +126,6 @@ async def runs_beside(machine: Machine, app: App) -> dict[str, Any]:
 
 @pytest.mark.parametrize("error", [ValueError("broken"), MemoryError()], ids=["a mistake", "no memory"])
 @pytest.mark.parametrize("place", PLACES)
-@scenario
 async def test_whatever_is_raised_for_a_run_it_goes_on_from_its_history(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str, error: Exception
 ) -> None:
@@ -141,7 +139,6 @@ async def test_whatever_is_raised_for_a_run_it_goes_on_from_its_history(
 
 
 @pytest.mark.parametrize("place", ["unit", "settle", "completed", "go on"])
-@scenario
 async def test_a_run_for_which_the_engine_raises_again_and_again_is_held_and_no_other(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -162,7 +159,6 @@ async def test_a_run_for_which_the_engine_raises_again_and_again_is_held_and_no_
 
 
 @pytest.mark.parametrize("error", [MemoryError(), BlockingError("os.stat")], ids=["the machine", "a detector"])
-@scenario
 async def test_a_run_is_not_held_for_what_the_engine_is_refused(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -175,7 +171,6 @@ async def test_a_run_is_not_held_for_what_the_engine_is_refused(
 
 
 @pytest.mark.parametrize("method", ["drive", "hold_claimed"])
-@scenario
 async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_taken_up(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -185,10 +180,10 @@ async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_tak
         await first.start(several, name, id=name)
     await machine.until(lambda: all(machine.status(name) == "waiting" for name in names))
     await machine.kill(first)
-    owner: Any = Host if method == "hold_claimed" else host
+    owner: Any = Holding if method == "hold_claimed" else host
     real, fired = getattr(owner, method), []
 
-    async def raises(app: Host, what: Any, *args: Any, **options: Any) -> Any:
+    async def raises(app: Any, what: Any, *args: Any, **options: Any) -> Any:
         run = what.row.id if hasattr(what, "row") else what.id
         if run == "broken" and len(fired) < 2:
             fired.append(run)
@@ -203,7 +198,6 @@ async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_tak
         assert await asyncio.wait_for(worker.get(name).result(), 30) == expected(name)
 
 
-@scenario
 async def test_a_unit_for_which_the_store_has_no_memory_is_written_later_and_the_run_is_not_held(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

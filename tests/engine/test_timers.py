@@ -9,10 +9,10 @@ import pytest
 import everstep
 from everstep import step, workflow
 from everstep.engine.history.clock import SECOND
-from everstep.engine.process import host
+from everstep.engine.process import resting
 from everstep.stores.protocol import Post
 from everstep.testing.clock import FakeClock
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 HOUR = 3600.0
 
@@ -49,10 +49,8 @@ def check_timers(machine: Machine, run: str) -> None:
         assert at >= deadlines[call]
 
 
-@scenario
 async def test_a_timer_fires_when_it_is_due_and_not_a_moment_before(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(sleeper, 10.0, id="r")
+    app, run = await machine.start(sleeper, 10.0, id="r")
     await machine.rest(app)
     await machine.advance(9.999999)
     assert machine.status("r") == "waiting"
@@ -61,10 +59,8 @@ async def test_a_timer_fires_when_it_is_due_and_not_a_moment_before(machine: Mac
     check_timers(machine, "r")
 
 
-@scenario
 async def test_the_deadline_is_recorded_and_kept_across_a_crash(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(sleeper, HOUR, id="r")
+    app, _ = await machine.start(sleeper, HOUR, id="r")
     await machine.rest(app)
     began = machine.clock.now()
     await machine.kill(app)
@@ -80,10 +76,8 @@ async def test_the_deadline_is_recorded_and_kept_across_a_crash(machine: Machine
     check_timers(machine, "r")
 
 
-@scenario
 async def test_a_timer_that_came_due_while_nobody_lived_fires_once(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(sleeper, HOUR, id="r")
+    app, _ = await machine.start(sleeper, HOUR, id="r")
     await machine.rest(app)
     await machine.kill(app)
     machine.clock.advance(10 * HOUR)
@@ -95,7 +89,6 @@ async def test_a_timer_that_came_due_while_nobody_lived_fires_once(machine: Mach
 
 
 @pytest.mark.parametrize("jump", [-10 * 365 * 86400.0, -HOUR, -1.0, 1.0, HOUR, 10 * 365 * 86400.0])
-@scenario
 async def test_a_jump_of_the_clock_between_crash_and_resume_loses_and_doubles_nothing(
     machine: Machine, jump: float
 ) -> None:
@@ -116,8 +109,7 @@ async def test_a_jump_of_the_clock_between_crash_and_resume_loses_and_doubles_no
         times[:] = seen
         return [moment.isoformat() for moment in seen]
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.kill(app)
     machine.clock = FakeClock(machine.clock.now() + round(jump * SECOND))
@@ -137,7 +129,6 @@ async def test_a_jump_of_the_clock_between_crash_and_resume_loses_and_doubles_no
 
 
 @pytest.mark.parametrize("seed", range(20))
-@scenario
 async def test_crashes_and_jumps_in_any_order_neither_lose_nor_double_a_timer(machine: Machine, seed: int) -> None:
     chance = random.Random(seed)
 
@@ -150,8 +141,7 @@ async def test_crashes_and_jumps_in_any_order_neither_lose_nor_double_a_timer(ma
             done += 1
         return done
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     for _ in range(6):
         await machine.kill(app)
@@ -167,7 +157,6 @@ async def test_crashes_and_jumps_in_any_order_neither_lose_nor_double_a_timer(ma
     check_timers(machine, "r")
 
 
-@scenario
 async def test_now_is_the_time_of_the_newest_event_and_the_same_in_a_replay(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:
@@ -177,8 +166,7 @@ async def test_now_is_the_time_of_the_newest_event_and_the_same_in_a_replay(mach
         await everstep.receive("go")
         return [first, second]
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.advance(75)
     await machine.kill(app)
@@ -190,7 +178,6 @@ async def test_now_is_the_time_of_the_newest_event_and_the_same_in_a_replay(mach
     assert second - first == timedelta(seconds=75)
 
 
-@scenario
 async def test_events_that_happen_while_the_clock_is_behind_are_not_before_their_predecessors(
     machine: Machine,
 ) -> None:
@@ -206,8 +193,7 @@ async def test_events_that_happen_while_the_clock_is_behind_are_not_before_their
         seen.append(everstep.now())
         return [moment.isoformat() for moment in seen]
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await app.signal("r", "go")
     await machine.rest(app)
@@ -232,12 +218,10 @@ async def test_events_that_happen_while_the_clock_is_behind_are_not_before_their
 # -- against signals ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("downtime", ["killed", "stopped", "in memory"])
 @pytest.mark.parametrize(("arrives", "outcome"), [(9.0, "hello"), (11.0, "timed out")])
-@scenario
 async def test_whichever_came_first_wins_also_when_both_are_found_after_downtime(
     machine: Machine, downtime: str, arrives: float, outcome: str
 ) -> None:
-    app = await machine.boot()
-    await app.start(impatient, 10.0, id="r")
+    app, _ = await machine.start(impatient, 10.0, id="r")
     await machine.rest(app)
     if downtime == "killed":
         await machine.kill(app)
@@ -254,7 +238,6 @@ async def test_whichever_came_first_wins_also_when_both_are_found_after_downtime
     assert await app.get("r").result() == outcome
 
 
-@scenario
 async def test_a_recorded_timeout_stays_a_timeout_whatever_arrives_later(machine: Machine) -> None:
     @workflow
     async def flow() -> list[str]:
@@ -264,8 +247,7 @@ async def test_a_recorded_timeout_stays_a_timeout_whatever_arrives_later(machine
             first = "timed out"
         return [first, await everstep.receive("word", str)]
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.rest(app)
     await machine.advance(11)
     await machine.kill(app)
@@ -275,10 +257,8 @@ async def test_a_recorded_timeout_stays_a_timeout_whatever_arrives_later(machine
     assert await worker.get("r").result() == ["timed out", "late"]
 
 
-@scenario
 async def test_a_senders_clock_that_is_ahead_makes_no_timer_fire_early(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(impatient, 100.0, id="r")
+    app, _ = await machine.start(impatient, 100.0, id="r")
     await machine.rest(app)
     ahead = await machine.boot(clock=FakeClock(machine.clock.now() + 1000 * SECOND))
     await ahead.signal("r", "word", "from the future")
@@ -288,11 +268,10 @@ async def test_a_senders_clock_that_is_ahead_makes_no_timer_fire_early(machine: 
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_waiting_runs_beyond_the_cache_are_not_in_memory_and_still_wake(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "RESTING_MAX", 5)
+    monkeypatch.setattr(resting, "RESTING_MAX", 5)
     app = await machine.boot()
     runs = [await app.start(sleeper, 60.0 + number, id=f"r{number}") for number in range(20)]
     signalled = await app.start(impatient, 1e6, id="signalled")
@@ -309,10 +288,8 @@ async def test_waiting_runs_beyond_the_cache_are_not_in_memory_and_still_wake(
         check_timers(machine, run.id)
 
 
-@scenario
 async def test_a_delayed_run_begins_at_its_time_and_a_signal_does_not_hurry_it(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(impatient, 10.0, id="r", delay=HOUR)
+    app, run = await machine.start(impatient, 10.0, id="r", delay=HOUR)
     await machine.rest(app)
     await run.signal("word", "early")
     await machine.advance(HOUR - 1)
@@ -321,10 +298,8 @@ async def test_a_delayed_run_begins_at_its_time_and_a_signal_does_not_hurry_it(m
     assert await run.result() == "early"
 
 
-@scenario
 async def test_a_delayed_run_begins_at_its_time_after_a_crash(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(sleeper, 1.0, id="r", delay=HOUR)
+    app, _ = await machine.start(sleeper, 1.0, id="r", delay=HOUR)
     await machine.kill(app)
     worker = await machine.worker()
     await machine.rest(worker)
@@ -334,13 +309,10 @@ async def test_a_delayed_run_begins_at_its_time_after_a_crash(machine: Machine) 
     await machine.until(lambda: "timer_started" in machine.kinds("r"))
 
 
-@scenario
 async def test_attaching_to_a_delayed_run_does_not_hurry_it(machine: Machine) -> None:
-    app = await machine.boot()
-    await app.start(sleeper, 1.0, id="r", delay=HOUR)
+    app, _ = await machine.start(sleeper, 1.0, id="r", delay=HOUR)
     await machine.kill(app)
-    other = await machine.boot()
-    run = await other.start(sleeper, 1.0, id="r")
+    other, run = await machine.start(sleeper, 1.0, id="r")
     await machine.rest(other)
     assert machine.kinds("r") == ["run_started"]
     await machine.advance(HOUR + 1)
@@ -355,7 +327,6 @@ async def told_to_sleep() -> str:
     return "awake"
 
 
-@scenario
 async def test_a_timer_of_a_run_that_was_started_by_a_wrong_clock_goes_by_the_store_s(machine: Machine) -> None:
     """The run's events are a day ahead, and stay so; what is due in twenty seconds is due in twenty seconds."""
     ahead = FakeClock(machine.clock.now() + 86_400 * SECOND)
@@ -363,8 +334,7 @@ async def test_a_timer_of_a_run_that_was_started_by_a_wrong_clock_goes_by_the_st
     await app.start(told_to_sleep, id="r")
     await machine.until_status("r", "waiting")
     await machine.kill(app)
-    app = await machine.boot()
-    run = await app.start(told_to_sleep, id="r")
+    app, run = await machine.start(told_to_sleep, id="r")
     await run.signal("now", None)
     await machine.until(lambda: "timer_started" in machine.kinds("r"))
     await machine.advance(21)

@@ -10,7 +10,7 @@ import everstep
 from everstep import blocking, tool, workflow
 from everstep.errors import Misuse, Refused
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 SENT: list[str] = []
 
@@ -71,11 +71,9 @@ async def asked(machine: Machine, run: str) -> None:
     await machine.until(lambda: machine.kinds(run, "approval_asked"))
 
 
-@scenario
 async def test_a_person_approves_the_exact_arguments_before_the_body_runs(machine: Machine) -> None:
     SENT.clear()
-    app = await machine.boot()
-    run = await app.start(sending, "ann", id="r")
+    _, run = await machine.start(sending, "ann", id="r")
     await asked(machine, "r")
     (one,) = await run.approvals()
     assert (one.what, one.arguments) == ("send", {"letter": {"to": "ann", "text": ""}, "copies": 2})
@@ -97,13 +95,11 @@ async def test_a_person_approves_the_exact_arguments_before_the_body_runs(machin
         (1, "", "refused by a person (bob)"),
     ],
 )
-@scenario
 async def test_any_other_answer_refuses_it_and_nothing_is_done(
     machine: Machine, answer: Any, note: str, said: str
 ) -> None:
     SENT.clear()
-    app = await machine.boot()
-    run = await app.start(sending, "ann", id="r")
+    _, run = await machine.start(sending, "ann", id="r")
     await asked(machine, "r")
     await run.approve(answer, by="bob", note=note)
     assert await run.result() == said
@@ -111,28 +107,23 @@ async def test_any_other_answer_refuses_it_and_nothing_is_done(
     assert machine.kinds("r", "step_started") == []
 
 
-@scenario
 async def test_a_function_of_the_arguments_says_whether_somebody_is_asked(machine: Machine) -> None:
     app = await machine.boot()
     assert await app.run(sending, "me", id="r") == "sent 2 to me"
     assert machine.kinds("r", "approval_asked") == []
 
 
-@scenario
 async def test_nobody_answers_in_time(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(sending, "ann", id="r")
+    _, run = await machine.start(sending, "ann", id="r")
     await asked(machine, "r")
     await machine.advance(3601)
     assert await run.result() == "nobody answered"
 
 
 @pytest.mark.parametrize("way", [whispering, plainly])
-@scenario
 async def test_a_def_tool_is_approved_from_both_kinds_of_workflows(machine: Machine, way: Any) -> None:
     SENT.clear()
-    app = await machine.boot()
-    run = await app.start(way, id="r")
+    _, run = await machine.start(way, id="r")
     await asked(machine, "r")
     (one,) = await run.approvals()
     assert one.arguments == "(secret)"

@@ -17,7 +17,7 @@ from everstep.model.exchange_events import APPROVAL
 from everstep.stores.protocol import Post
 from everstep.testing.checker import check
 from everstep.testing.histories import export_histories
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 FAILS: list[bool] = [False]
 MEANWHILE: list[Callable[[], Any]] = []
@@ -74,7 +74,6 @@ async def failed_with(app: App, machine: Machine, *sent: tuple[str, str]) -> Non
     await machine.stop(app)
 
 
-@scenario
 async def test_what_a_failed_run_had_not_taken_is_delivered_when_it_is_retried(machine: Machine) -> None:
     await failed_with(await machine.boot(), machine, ("a", "one"), ("b", ""), ("c", "two"))
     app = await machine.worker()
@@ -83,15 +82,12 @@ async def test_what_a_failed_run_had_not_taken_is_delivered_when_it_is_retried(m
     assert check(export_histories(machine.store)) == []
 
 
-@scenario
 async def test_start_with_retry_delivers_it_too(machine: Machine) -> None:
     await failed_with(await machine.boot(), machine, ("a", "one"))
-    app = await machine.boot()
-    run = await app.start(works_then_listens, 1, id="r", on_existing="retry")
+    _, run = await machine.start(works_then_listens, 1, id="r", on_existing="retry")
     assert await run.result() == ["a"]
 
 
-@scenario
 async def test_a_sender_that_tries_again_is_told_that_the_run_ended_without_the_signal(machine: Machine) -> None:
     await failed_with(await machine.boot(), machine, ("a", "one"))
     app = await machine.boot()
@@ -107,7 +103,6 @@ async def test_a_sender_that_tries_again_is_told_that_the_run_ended_without_the_
 
 
 @pytest.mark.parametrize("end", ["completed", "failed", "cancelled"])
-@scenario
 async def test_an_id_of_an_earlier_generation_reaches_a_restarted_run(machine: Machine, end: str) -> None:
     app = await machine.worker()
     FAILS[0] = end == "failed"
@@ -127,7 +122,6 @@ async def test_an_id_of_an_earlier_generation_reaches_a_restarted_run(machine: M
     assert await run.result() == ["new"]
 
 
-@scenario
 async def test_what_an_earlier_generation_did_not_take_is_not_delivered_to_a_later_one(machine: Machine) -> None:
     await failed_with(await machine.boot(), machine, ("old", "one"), ("old", ""))
     app = await machine.worker()
@@ -141,7 +135,6 @@ async def test_what_an_earlier_generation_did_not_take_is_not_delivered_to_a_lat
     assert await run.result() == ["new"]
 
 
-@scenario
 async def test_a_request_that_a_failed_run_had_not_taken_is_answered_after_a_retry(machine: Machine) -> None:
     app = await machine.boot()
     FAILS[0] = True
@@ -157,7 +150,6 @@ async def test_a_request_that_a_failed_run_had_not_taken_is_answered_after_a_ret
     assert await worker.get("r").ask("what", "x", id="q") == "X"
 
 
-@scenario
 async def test_an_answer_to_an_approval_that_the_run_had_not_taken_counts_after_a_retry(machine: Machine) -> None:
     app = await machine.boot()
     FAILS[0] = True
@@ -181,10 +173,8 @@ async def test_an_answer_to_an_approval_that_the_run_had_not_taken_counts_after_
     assert await worker.get("r").result() == "True"
 
 
-@scenario
 async def test_one_id_for_two_signals_is_a_conflict(machine: Machine) -> None:
-    app = await machine.boot()
-    run = await app.start(works_then_listens, 1, id="r")
+    _, run = await machine.start(works_then_listens, 1, id="r")
     assert await run.signal("word", "a", id="one")
     with pytest.raises(IdConflict, match="Use another id"):
         await run.signal("go", True, id="one")
@@ -197,10 +187,8 @@ async def test_one_id_for_two_signals_is_a_conflict(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("id", [1, True, b"one", ["one"], "", "a\nb", "x" * 501])
-@scenario
 async def test_the_id_of_a_signal_is_a_text(machine: Machine, id: Any) -> None:
-    app = await machine.boot()
-    run = await app.start(works_then_listens, 1, id="r")
+    _, run = await machine.start(works_then_listens, 1, id="r")
     with pytest.raises(Misuse, match="id"):
         await run.signal("word", "a", id=id)
 
@@ -222,22 +210,21 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[App]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
-def test_on_every_store_a_signal_to_a_run_that_fails_is_delivered_once_it_goes_on(kind: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(kind, tmp_path) as app:
-            FAILS[0] = True
-            run = await app.start(works_then_listens, 1, id="r")
-            # Both are in one batch: the run takes them together, or fails without the second.
-            await asyncio.gather(run.signal("go", True), run.signal("word", "a", id="one"))
-            with pytest.raises(ValueError, match="broken"):
-                await run.result()
-            FAILS[0] = False
-            await app.retry("r")
-            await run.signal("word", "a", id="one")
-            assert await run.result() == ["a"]
-            again = await app.start(works_then_listens, 1, id="r", on_existing="restart")
-            await again.signal("go", True)
-            assert await again.signal("word", "a", id="one")
-            assert await again.result() == ["a"]
-
-    asyncio.run(main())
+async def test_on_every_store_a_signal_to_a_run_that_fails_is_delivered_once_it_goes_on(
+    kind: str, tmp_path: Path
+) -> None:
+    async with opened(kind, tmp_path) as app:
+        FAILS[0] = True
+        run = await app.start(works_then_listens, 1, id="r")
+        # Both are in one batch: the run takes them together, or fails without the second.
+        await asyncio.gather(run.signal("go", True), run.signal("word", "a", id="one"))
+        with pytest.raises(ValueError, match="broken"):
+            await run.result()
+        FAILS[0] = False
+        await app.retry("r")
+        await run.signal("word", "a", id="one")
+        assert await run.result() == ["a"]
+        again = await app.start(works_then_listens, 1, id="r", on_existing="restart")
+        await again.signal("go", True)
+        assert await again.signal("word", "a", id="one")
+        assert await again.result() == ["a"]

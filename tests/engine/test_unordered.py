@@ -132,7 +132,7 @@ def test_a_key_must_not_depend_on_the_order_of_a_set(given: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_code_that_spins_from_its_start_is_stuck_whoever_else_is_started(kind: str, tmp_path: Path) -> None:
+async def test_code_that_spins_from_its_start_is_stuck_whoever_else_is_started(kind: str, tmp_path: Path) -> None:
     @workflow
     async def spin() -> None:
         while True:
@@ -142,12 +142,9 @@ def test_code_that_spins_from_its_start_is_stuck_whoever_else_is_started(kind: s
     async def fine() -> int:
         return 1
 
-    async def main() -> None:
-        async with everstep.open("memory:" if kind == "memory" else str(tmp_path / "runs.db")) as app:
-            ran = [app.run(one) for one in (fine, spin, fine)]
-            first, held, last = await asyncio.gather(*ran, return_exceptions=True)
-            assert (first, last) == (1, 1)
-            assert isinstance(held, RunHeld)
-            assert held.reason == "stuck"
-
-    asyncio.run(main())
+    async with everstep.open("memory:" if kind == "memory" else str(tmp_path / "runs.db")) as app:
+        ran = [app.run(one) for one in (fine, spin, fine)]
+        first, held, last = await asyncio.gather(*ran, return_exceptions=True)
+        assert (first, last) == (1, 1)
+        assert isinstance(held, RunHeld)
+        assert held.reason == "stuck"

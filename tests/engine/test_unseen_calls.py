@@ -15,7 +15,7 @@ import pytest
 import everstep
 from everstep import blocking, step, tool, transaction, workflow
 from everstep.errors import Misuse
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 RAN: list[str] = []
 """Which bodies ran, by their own account."""
@@ -117,7 +117,6 @@ async def finish(machine: Machine, run: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@scenario
 async def test_a_step_on_the_loop_of_a_workflow_is_recorded_whatever_the_context_says(
     machine: Machine, way: Any
 ) -> None:
@@ -127,8 +126,7 @@ async def test_a_step_on_the_loop_of_a_workflow_is_recorded_whatever_the_context
         await everstep.receive("go", str)
         return first
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     while machine.status("r") != "waiting" or "step_completed" not in machine.kinds("r"):
         await machine.advance(1)
     await machine.kill(app)
@@ -139,15 +137,13 @@ async def test_a_step_on_the_loop_of_a_workflow_is_recorded_whatever_the_context
     assert machine.kinds("r").count("step_completed") == 1
 
 
-@scenario
 async def test_a_child_a_tool_and_a_signal_are_seen_there_as_well(machine: Machine) -> None:
     @workflow(name="flow")
     async def flow() -> list[Any]:
         told = called_in_a_task(lambda: everstep.receive("word", str))  # type: ignore[arg-type, return-value]
         return [await called_in_a_task(child), await called_in_a_task(wire), await told]
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.until(lambda: "approval_asked" in machine.kinds("r"))
     assert RAN == ["child"]
     await run.approve()
@@ -156,7 +152,6 @@ async def test_a_child_a_tool_and_a_signal_are_seen_there_as_well(machine: Machi
     assert machine.kinds("r").count("child_started") == 1
 
 
-@scenario
 async def test_a_def_workflow_records_what_is_called_in_an_empty_context(machine: Machine) -> None:
     @workflow(name="flow")
     def flow() -> str:
@@ -164,8 +159,7 @@ async def test_a_def_workflow_records_what_is_called_in_an_empty_context(machine
         blocking.receive("go", str)
         return said
 
-    app = await machine.boot()
-    await app.start(flow, id="r")
+    app, _ = await machine.start(flow, id="r")
     await machine.until_status("r", "waiting")
     await machine.kill(app)
     app = await machine.worker()
@@ -174,7 +168,6 @@ async def test_a_def_workflow_records_what_is_called_in_an_empty_context(machine
     assert RAN == ["pay"]
 
 
-@scenario
 async def test_a_context_of_workflow_code_does_not_make_other_code_its_workflow(machine: Machine) -> None:
     """It is used after the code has come to rest, by the application."""
     kept: list[Context] = []
@@ -184,8 +177,7 @@ async def test_a_context_of_workflow_code_does_not_make_other_code_its_workflow(
         kept.append(contextvars.copy_context())
         return await everstep.receive("go", str)
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     await machine.until_status("r", "waiting")
     for call in (charge, child):
         with pytest.raises(Misuse, match="not running"):
@@ -303,7 +295,6 @@ BODY_WAYS = (
 
 @pytest.mark.parametrize("effect", ["read", "repeat", "once"])
 @pytest.mark.parametrize("way", BODY_WAYS, ids=lambda way: way.__name__)
-@scenario
 async def test_a_step_that_needs_a_record_is_refused_in_whatever_a_body_starts(
     machine: Machine, way: Any, effect: Any
 ) -> None:
@@ -320,8 +311,7 @@ async def test_a_step_that_needs_a_record_is_refused_in_whatever_a_body_starts(
     async def flow() -> str:
         return await asyncio.to_thread(outer)
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     assert await run.result(timeout=60) == "pay keyed sell, and look"
     looks = 2 if way is mapped_in_a_pool else 1
     assert RAN.count("look") == len(RAN) == looks
@@ -372,7 +362,6 @@ ASYNC_WAYS = (
 
 
 @pytest.mark.parametrize("way", ASYNC_WAYS, ids=lambda way: way.__name__)
-@scenario
 async def test_a_once_step_is_refused_in_whatever_a_coroutine_of_a_body_starts(machine: Machine, way: Any) -> None:
     @step(name="outer")
     async def outer() -> str:
@@ -388,14 +377,12 @@ async def test_a_once_step_is_refused_in_whatever_a_coroutine_of_a_body_starts(m
     async def flow() -> str:
         return await outer()
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     assert "inside the step outer" in await run.result(timeout=60)
     assert RAN == []
 
 
 # -- in the application ------------------------------------------------------------------------------------------------
-@scenario
 async def test_the_application_calls_its_steps_as_plain_functions_while_runs_are_driven(machine: Machine) -> None:
     """Also on threads, in pools and in tasks of its own, and in a pool that a body was the first to use."""
     begun, ended = threading.Event(), threading.Event()
@@ -412,8 +399,7 @@ async def test_the_application_calls_its_steps_as_plain_functions_while_runs_are
     async def flow() -> str:
         return await asyncio.to_thread(outer)
 
-    app = await machine.boot()
-    run = await app.start(flow, id="r")
+    _, run = await machine.start(flow, id="r")
     try:
         await asyncio.to_thread(begun.wait, 20)
         assert pay("main") == "main"

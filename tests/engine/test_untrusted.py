@@ -204,18 +204,15 @@ async def end_of(app: App, clock: FakeClock, place: str) -> str:
 
 
 @pytest.mark.parametrize("what", MISBEHAVING)
-def test_a_run_ends_as_it_should_whatever_is_wrong_with_an_error(what: str) -> None:
+async def test_a_run_ends_as_it_should_whatever_is_wrong_with_an_error(what: str) -> None:
     CURRENT[:] = [MISBEHAVING[what]]
 
-    async def main() -> None:
-        clock = FakeClock()
-        async with everstep.open("memory:", clock=clock) as app:
-            for place in PLACES:
-                assert await end_of(app, clock, place) == ENDS.get(place, "failed"), place
-                history = str(await app.get(place).history())
-                assert "Hostile" in history or "'ref'" in history, "what could be read of the error is recorded"
-
-    asyncio.run(main())
+    clock = FakeClock()
+    async with everstep.open("memory:", clock=clock) as app:
+        for place in PLACES:
+            assert await end_of(app, clock, place) == ENDS.get(place, "failed"), place
+            history = str(await app.get(place).history())
+            assert "Hostile" in history or "'ref'" in history, "what could be read of the error is recorded"
 
 
 @pytest.mark.parametrize("what", MISBEHAVING)

@@ -144,33 +144,30 @@ CASES = [(what, ValueError) for what in VALUES] + [
 
 
 @pytest.mark.parametrize(("what", "kind"), CASES)
-def test_a_run_ends_as_it_should_whatever_is_wrong_with_a_value(what: str, kind: type[BaseException]) -> None:
+async def test_a_run_ends_as_it_should_whatever_is_wrong_with_a_value(what: str, kind: type[BaseException]) -> None:
     GIVEN[0], KIND[0] = VALUES[what], kind
 
-    async def main() -> None:
-        clock = FakeClock()
-        async with everstep.open("memory:", clock=clock) as app:
-            for place in PLACES:
-                run = await app.start(uses, place, id=place)
-                async with asyncio.timeout(60):
-                    while app.store.run(place).status not in OVER:  # type: ignore[union-attr]
-                        await asyncio.sleep(0)
-                        await clock.rest(app)
-                        clock.advance(3600)
-                        app.pump.nudge()
-                try:
-                    await run.result()
-                    ended = "completed"
-                except RunHeld as held:
-                    ended = held.reason
-                except Exception:  # noqa: BLE001  # that it can be raised counts
-                    ended = "failed"
-                expected = "completed" if (what, place) == ("text", "keyed") else HELD.get(place, "failed")
-                if kind in (SystemExit, asyncio.CancelledError):
-                    expected = STOPPED.get(place, expected)
-                assert ended == expected, place
-
-    asyncio.run(main())
+    clock = FakeClock()
+    async with everstep.open("memory:", clock=clock) as app:
+        for place in PLACES:
+            run = await app.start(uses, place, id=place)
+            async with asyncio.timeout(60):
+                while app.store.run(place).status not in OVER:  # type: ignore[union-attr]
+                    await asyncio.sleep(0)
+                    await clock.rest(app)
+                    clock.advance(3600)
+                    app.pump.nudge()
+            try:
+                await run.result()
+                ended = "completed"
+            except RunHeld as held:
+                ended = held.reason
+            except Exception:  # noqa: BLE001  # that it can be raised counts
+                ended = "failed"
+            expected = "completed" if (what, place) == ("text", "keyed") else HELD.get(place, "failed")
+            if kind in (SystemExit, asyncio.CancelledError):
+                expected = STOPPED.get(place, expected)
+            assert ended == expected, place
 
 
 @pytest.mark.parametrize("kind", [ValueError, RecursionError, RuntimeError])

@@ -12,7 +12,7 @@ from everstep import workflow
 from everstep.codec import plain_type, types_text
 from everstep.errors import ApprovalConflict, Misuse
 from everstep.model.options import checked_type
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 
 @dataclass
@@ -42,7 +42,7 @@ async def approving(name: str) -> Any:
 
 
 @pytest.mark.parametrize("value", NO_TYPES, ids=map(str, range(len(NO_TYPES))))
-def test_what_is_no_type_is_refused_in_the_code_at_the_call(value: Any) -> None:
+async def test_what_is_no_type_is_refused_in_the_code_at_the_call(value: Any) -> None:
     @workflow
     async def giving() -> list[str]:
         async def first(requests: Any) -> None:
@@ -61,15 +61,12 @@ def test_what_is_no_type_is_refused_in_the_code_at_the_call(value: Any) -> None:
                 told.append(str(refused))
         return told
 
-    async def main() -> None:
-        async with everstep.open("memory:") as app:
-            told = await (await app.start(giving)).result(timeout=60)
-            assert len(told) == 4
-            assert all("it is a type, such as" in one for one in told)
-            with pytest.raises(Misuse, match="it is a type"):
-                await app.ask("r", "x", 1, answer=value)
-
-    asyncio.run(main())
+    async with everstep.open("memory:") as app:
+        told = await (await app.start(giving)).result(timeout=60)
+        assert len(told) == 4
+        assert all("it is a type, such as" in one for one in told)
+        with pytest.raises(Misuse, match="it is a type"):
+            await app.ask("r", "x", 1, answer=value)
 
 
 @pytest.mark.parametrize("value", TYPES, ids=map(str, range(len(TYPES))))
@@ -95,12 +92,10 @@ def test_a_text_names_a_type_only_if_all_its_parts_are_built_in() -> None:
 
 
 @pytest.mark.parametrize("name", WANTED)
-@scenario
 async def test_an_answer_of_another_type_is_refused_at_once_where_the_type_is_known(
     machine: Machine, name: str
 ) -> None:
-    app = await machine.boot()
-    run = await app.start(approving, name, id="r")
+    app, run = await machine.start(approving, name, id="r")
     await machine.until(lambda: len(machine.kinds("r", "approval_asked")) == 1)
     for answerer in (app, await machine.boot(queues=["none"])):
         if name == "class" and answerer is not app:

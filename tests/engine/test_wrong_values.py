@@ -2,13 +2,20 @@
 
 import asyncio
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import everstep
 from everstep import workflow
+from everstep.engine.app.app import App
+from everstep.engine.app.blocking import BlockingApp, BlockingRun, BlockingSchedule
+from everstep.engine.app.client import BlockingClient, Client
+from everstep.engine.app.handles import Run
+from everstep.engine.process.host import Host
+from everstep.engine.verbs.schedules import Schedule
 from everstep.errors import Damaged, Error, Misuse
 
 HALF = "\ud800"
@@ -24,8 +31,9 @@ async def waits(number: int = 0) -> Any:
     return await everstep.receive("never")
 
 
-# What is asked of an app: the method, its arguments, and for each option the values that it takes.
-METHODS: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
+Table = dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]]
+"""By method: its arguments, and for each option the values that it takes."""
+METHODS: Table = {
     "start": (
         (waits, 1),
         {
@@ -86,6 +94,10 @@ METHODS: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
     "free_key": (("k",), {"note": [], "by": []}),
     "settle_key": (("k",), {"note": [], "by": []}),
     "forget_keys": ((), {"older_than": []}),
+    "worker_gone": (("gone",), {"note": [], "by": []}),
+    "host_gone": (("gone",), {"note": [], "by": [], "never_seen": [True]}),
+    "get": (("seven",), {}),
+    "get_schedule": (("seven",), {}),
     "gc": ((), {"older_than": [], "keep": [], "keys_older_than": [], "dry_run": []}),
     "queue": (
         ("q",),
@@ -114,7 +126,7 @@ METHODS: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
         },
     ),
 }
-CLIENT: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
+CLIENT: Table = {
     "start": (
         ("wrong-values", 1),
         {
@@ -130,92 +142,178 @@ CLIENT: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
     ),
     **{method: METHODS[method] for method in ("list", "signal", "ask", "approvals", "approve", "cancel")},
 }
-SCHEDULE: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
+SCHEDULE: Table = {
     "pause": ((), {"note": TEXTS, "by": TEXTS}),
     "backfill": ((), {"start": [], "end": []}),
 }
-FIRST = ["signal", "ask", "approve", "retry", "rollback", "hold", "resolve", "free_key", "settle_key", "cancel", "get"]
-RUN: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
+FIRST = (
+    *("signal", "ask", "approve", "retry", "rollback", "hold", "resolve", "free_key", "settle_key", "cancel", "get"),
+    *("fork", "repair", "worker_gone", "host_gone", "import_", "get_schedule", "queue", "limit", "start"),
+)
+"""Methods whose first argument is a name or an id."""
+NAMES = ("r", "s", "seven")
+"""What is the id of a run, the name of a schedule, or could be that of a file."""
+RUN: Table = {
     "history": ((), {"generation": MAYBE}),
     "holds": ((), {"open_only": [True]}),
     "verify": ((), {"outside": [True]}),
     "stream": ((), {"name": TEXTS, "after": []}),
+    "signal": (("go",), {"name": TEXTS, "id": ["seven", None]}),
+    "approve": ((), {"what": [], "id": [], "by": [], "note": []}),
 }
+GONE: Table = {
+    "ask": (("go",), {"id": [], "answer": [], "timeout": []}),
+    "cancel": ((), {"reason": [], "grace": [], "now": []}),
+}
+"""What would wait, or end the run: it is asked of one that is not there."""
+MORE: dict[str, dict[str, Any]] = {
+    "fork": {"at": 1},
+    "resolve": {"resolution": "retry"},
+    "stream": {"name": "s"},
+    "backfill": {"start": NOON, "end": NOON},
+    "export": {"runs": ["r"]},
+    "worker_gone": {"note": "off"},
+    "host_gone": {"note": "off"},
+}
+"""What a method needs besides the option that is tried."""
+WITHOUT = {
+    *("close", "run", "result", "schedules", "row", "status", "published", "children", "approvals", "show", "resume"),
+    *("trigger", "delete"),
+}
+"""Methods that take nothing to be wrong, or what another one takes: `run` what `start` does; `result` is below."""
+OF_BLOCKING = {"begin", "wait", "wait_here", "refuse_elsewhere"}
+"""What the blocking app offers the engine."""
 
 
-async def _tried(app: Any, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> BaseException | None:
-    try:
-        called = getattr(app, method)(*args, **options)
-        if asyncio.iscoroutine(called):
-            await asyncio.wait_for(called, 60)
-    except BaseException as error:  # noqa: BLE001  # the point is which one
-        return error
-    return None
+class Case(NamedTuple):
+    """One call with a wrong value in one place."""
+
+    thing: Any
+    method: str
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    option: str
+    value: Any
+    taken: list[Any]
 
 
-def _wrong(said: BaseException | None, value: Any, taken: list[Any]) -> str:
+def cases_of(thing: Any, table: Table, folder: Path) -> Iterator[Case]:
+    """Give each option of each method with each value, and each value as the name of what a method is about."""
+    for value in VALUES:
+        for method, (args, options) in table.items():
+            more = dict(MORE.get(method, {}))
+            more |= {"path": str(folder / "x")} if method == "export" else {}
+            for option, taken in options.items():
+                given = args[1:] if option == "name" and method == "signal" and table is RUN else args
+                every = {"every": 60} if method == "schedule" and option not in ("every", "cron") else {}
+                yield Case(thing, method, given, {**more, **every, option: value}, option, value, taken)
+            if (
+                isinstance(thing, App | BlockingApp | Client | BlockingClient)
+                and method in FIRST
+                and value not in NAMES
+            ):
+                yield Case(thing, method, (value, *args[1:]), more, "", value, [])
+
+
+def _wrong(case: Case, said: BaseException | None) -> list[str]:
+    """Say what is wrong with the outcome of a call."""
+    value = case.value
     if said is None:
-        return "" if any(value is one or (value == one and type(value) is type(one)) for one in taken) else "taken"
-    if isinstance(said, FileNotFoundError) and value is True:
-        return ""  # the option is right, and there is no such file to import
-    return "" if isinstance(said, Error) and not isinstance(said, Damaged) else f"{type(said).__name__}: {said}"
+        is_right = any(value is one or (value == one and type(value) is type(one)) for one in case.taken)
+        why = "" if is_right else "taken"
+    elif isinstance(said, FileNotFoundError) and value is True:
+        why = ""  # the option is right, and there is no such file to import
+    else:
+        why = "" if isinstance(said, Error) and not isinstance(said, Damaged) else f"{type(said).__name__}: {said}"
+    face = type(case.thing).__name__
+    return [f"{face}.{case.method}({case.option}={value!r}) {why[:100]}"] if why else []
+
+
+async def _found(thing: Any, table: Table, folder: Path) -> list[str]:
+    """Try all cases on a loop."""
+    found = []
+    for case in cases_of(thing, table, folder):
+        said: BaseException | None = None
+        try:
+            called = getattr(thing, case.method)(*case.args, **case.options)
+            if asyncio.iscoroutine(called):
+                await asyncio.wait_for(called, 60)
+        except BaseException as error:  # noqa: BLE001  # the point is which one
+            said = error
+        found += _wrong(case, said)
+    return found
+
+
+def _found_blocking(thing: Any, table: Table, folder: Path) -> list[str]:
+    """Try all cases in blocking code."""
+    found = []
+    for case in cases_of(thing, table, folder):
+        said: BaseException | None = None
+        try:
+            getattr(thing, case.method)(*case.args, **case.options)
+        except BaseException as error:  # noqa: BLE001  # the point is which one
+            said = error
+        found += _wrong(case, said)
+    return found
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_no_wrong_value_is_taken_or_raises_an_error_of_pythons_own(kind: str, tmp_path: Path) -> None:
-    found: list[str] = []
-
-    async def look(app: Any, method: str, args: tuple[Any, ...], option: str, value: Any, taken: list[Any]) -> None:
-        more: dict[str, Any] = {"at": 1} if method == "fork" and option != "at" else {}
-        more |= {"resolution": "retry"} if method == "resolve" and option != "resolution" else {}
-        if method == "export":
-            more |= {"path": str(tmp_path / "x")} | ({"runs": ["r"]} if option != "runs" else {})
-        more |= {"name": "s"} if method == "stream" and option != "name" else {}
-        more |= {"every": 60} if method == "schedule" and option not in ("every", "cron") else {}
-        more |= {"start": NOON, "end": NOON} if method == "backfill" else {}
-        said = await _tried(app, method, args, {**more, option: value} if option else more)
-        if why := _wrong(said, value, taken):
-            found.append(f"{method}({option}={value!r}) {why[:100]}")
-
-    async def main() -> None:
+    async def main() -> list[str]:
         url = "memory:" if kind == "memory" else f"sqlite:///{tmp_path}/runs.db"
         async with everstep.open(url) as app:
             run = await app.start(waits, 1, id="r")
             schedule = await app.schedule(waits, 1, name="s", every=3600)
+            found = await _found(app, METHODS, tmp_path)
+            found += [*await _found(run, RUN, tmp_path), *await _found(app.get("gone"), GONE, tmp_path)]
+            found += await _found(schedule, SCHEDULE, tmp_path)
             for value in VALUES:
-                for method, (args, options) in METHODS.items():
-                    for option, taken in options.items():
-                        await look(app, method, args, option, value, taken)
-                for method in FIRST:
-                    rest = {"signal": ("go",), "ask": ("go",)}.get(method, ())
-                    if value != "seven":  # that is the id of a run by now
-                        await look(app, method, (value, *rest), "", value, [])
-                if value != "seven":  # that could be a file
-                    await look(app, "import_", (value,), "", value, [])
-                for method, (args, options) in RUN.items():
-                    for option, taken in options.items():
-                        await look(run, method, args, option, value, taken)
-                for method, (args, options) in SCHEDULE.items():
-                    for option, taken in options.items():
-                        await look(schedule, method, args, option, value, taken)
-                if value != "seven":  # that is the name of a schedule by now
-                    await look(app, "get_schedule", (value,), "", value, [])
                 if value is not None:
                     with pytest.raises(Error):
                         everstep.open(url, codec=value)
             assert await run.status() in ("running", "waiting")
             assert (await schedule.show()).name == "s"
             assert all(one.name for one in await app.schedules())
-        if kind == "memory":
-            return  # a client has to reach the same store
-        async with everstep.connect(url) as client:
-            for value in VALUES:
-                for method, (args, options) in CLIENT.items():
-                    for option, taken in options.items():
-                        await look(client, method, args, option, value, taken)
+        if kind == "sqlite":  # a client has to reach the same store
+            async with everstep.connect(url) as client:
+                found += await _found(client, CLIENT, tmp_path)
+        return found
 
-    asyncio.run(main())
+    found = asyncio.run(main())
     assert not found, "\n".join(found)
+
+
+def test_no_wrong_value_is_taken_by_a_blocking_face(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    with everstep.open(url) as app:
+        run = app.start(waits, 1, id="r")
+        schedule = app.schedule(waits, 1, name="s", every=3600)
+        found = _found_blocking(app, METHODS, tmp_path)
+        found += [*_found_blocking(run, RUN, tmp_path), *_found_blocking(app.get("gone"), GONE, tmp_path)]
+        found += _found_blocking(schedule, SCHEDULE, tmp_path)
+        assert run.status() in ("running", "waiting")
+    with everstep.connect(url) as client:
+        found += _found_blocking(client, CLIENT, tmp_path)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("cls", "table"),
+    [
+        *((App, METHODS), (BlockingApp, METHODS), (Client, CLIENT), (BlockingClient, CLIENT)),
+        *((Run, RUN | GONE), (BlockingRun, RUN | GONE), (Schedule, SCHEDULE), (BlockingSchedule, SCHEDULE)),
+    ],
+)
+def test_each_method_that_takes_anything_is_in_the_table(cls: type, table: Table) -> None:
+    inherited = {*dir(Host)} - {"close"} if cls is App else OF_BLOCKING if cls is BlockingApp else set()
+    methods = {name for name in set(dir(cls)) - inherited if name[0] != "_" and callable(getattr(cls, name))}
+    assert methods - set(table) - WITHOUT - {"get", "result_types"} == set()
+
+
+@pytest.mark.parametrize("timeout", ["seven", [], math.nan, -1, HALF])
+def test_a_timeout_is_a_number_of_seconds(timeout: Any, tmp_path: Path) -> None:
+    with everstep.open(f"sqlite:///{tmp_path}/runs.db") as app, pytest.raises((Misuse, TimeoutError)):
+        app.start(waits, 1, id="r").result(timeout)
 
 
 @pytest.mark.parametrize("option", ["threads", "schedules", "runs"])

@@ -118,6 +118,26 @@ def blocking() -> None:
     with everstep.open() as app:
         assert_type(app.start(flow, "tides", 3).result(), dict[str, int])
         assert_type(app.run(plain, "text"), int)
+        assert_type(app.signal("x", "word", 5, id="once"), bool)
+        assert_type(app.forget_keys(older_than=5), int)
+        assert_type(app.fork("x", at=3, args=["tides"]).id, str)
+        assert_type(app.start(flow, "tides", 3).published(), dict[str, Any])
+        assert_type(app.start(flow, "tides", 3).verify(outside=True).sound, bool)
+        assert_type(app.schedule(flow, "tides", 3, every=60).trigger(), str)
+    with everstep.connect() as client:
+        assert_type(client.signal("x", "word"), bool)
+        assert_type(client.start("flow", "tides", 3, priority=2).id, str)
+
+
+async def asking() -> None:
+    async with everstep.connect() as client:
+        assert_type(await client.signal("x", "word"), bool)
+
+
+@workflow
+def waits() -> None:
+    assert_type(everstep.blocking.sleep(5), None)
+    assert_type(everstep.blocking.files.write("a.txt", b"text"), None)
 
 
 def testing(connection: sqlite3.Connection) -> None:

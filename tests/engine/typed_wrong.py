@@ -78,6 +78,21 @@ def blocking() -> None:
     with everstep.open() as app:
         app.start(flow, text)  # refused
         text = app.run(plain, "x")  # refused
+        app.signal("x")  # refused
+        app.list(state="held")  # refused
+        text = app.forget_keys(older_than=5)  # refused
+        app.fork("x", at="start")  # refused
+        app.start(plain, "x").status("now")  # refused
+        app.get_schedule("daily").pause(reason="x")  # refused
+    with everstep.connect() as client:
+        client.cancel("x", grace="soon")  # refused
+    everstep.blocking.sleep("a while")  # refused
+    everstep.blocking.files.write("a.txt")  # refused
+
+
+async def asking() -> None:
+    async with everstep.connect() as client:
+        await client.approve("x", by=5)  # refused
 
 
 class Review:

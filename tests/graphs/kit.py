@@ -63,7 +63,7 @@ class Trial:
         with everstep.open(self.settings.get("STORE_URL") or str(file)) as app:
             rows = app.list()
             assert all(app.get(row.id).verify().sound for row in rows)
-            assert not (broken := check(export_histories(app._app.store), settled=False)), broken
+            assert not (broken := check(export_histories(app.inner.store), settled=False)), broken
             return {row.id: app.get(row.id).history() for row in rows}
 
     def told(self) -> tuple[set[str], set[str]]:

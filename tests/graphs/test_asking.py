@@ -11,7 +11,7 @@ import everstep
 from everstep import step
 from everstep.engine.code.execution import Execution
 from everstep.errors import Refused
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 
 
 @dataclass
@@ -76,7 +76,6 @@ async def begin(machine: Machine, graph: Any, *, is_open: bool = True) -> Any:
     return await app.start(graph, State(), id="r")
 
 
-@scenario
 async def test_an_approval_that_waits_takes_no_place(machine: Machine) -> None:
     graph = a_graph("waits")
     graph.approval("may", lambda state: "?", into="approved")
@@ -92,7 +91,6 @@ async def test_an_approval_that_waits_takes_no_place(machine: Machine) -> None:
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_tool_that_must_be_approved_is_not_done_before_and_takes_no_place_until_then(machine: Machine) -> None:
     graph = a_graph("asks", asking("pay"), working("one"), working("two"))
     run = await begin(machine, graph, is_open=False)
@@ -110,7 +108,6 @@ async def test_a_tool_that_must_be_approved_is_not_done_before_and_takes_no_plac
 
 
 @pytest.mark.parametrize("most", [None, 1])
-@scenario
 async def test_a_tool_that_a_person_refuses_is_not_done(machine: Machine, most: int | None) -> None:
     graph = a_graph("refused", asking("pay"), asking("send"), most=most)
     run = await begin(machine, graph)
@@ -121,7 +118,6 @@ async def test_a_tool_that_a_person_refuses_is_not_done(machine: Machine, most: 
     assert Work.begun == [], "nor is the one that nobody has answered"
 
 
-@scenario
 async def test_a_tool_that_needs_no_approval_for_its_arguments_keeps_to_the_places(machine: Machine) -> None:
     graph = a_graph("small", asking("pay", approval=lambda state: False), working("one"), working("two"))
     run = await begin(machine, graph)
@@ -130,7 +126,6 @@ async def test_a_tool_that_needs_no_approval_for_its_arguments_keeps_to_the_plac
     assert machine.kinds("r", "approval_asked") == []
 
 
-@scenario
 async def test_what_was_allowed_is_done_once_after_a_crash(machine: Machine) -> None:
     graph = a_graph("crashes", asking("pay"), working("one"))
     await begin(machine, graph, is_open=False)
@@ -146,7 +141,6 @@ async def test_what_was_allowed_is_done_once_after_a_crash(machine: Machine) -> 
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_a_run_of_the_release_in_which_an_approval_took_a_place_goes_on_as_it_began(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from everstep.effects.step import declared_name
 from everstep.engine.code.recovery_point import load_past
 from everstep.errors import RunHeld
 from tests.waiting import open_sqlite
+from tests.worlds.ledger import DONE
 
 
 @dataclass
@@ -24,14 +25,6 @@ class Words:
     said: list[str] = field(default_factory=list)
     laps: int = 0
     most: int = 3
-
-
-DONE: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_done() -> None:
-    DONE.clear()
 
 
 @pytest.fixture
@@ -97,7 +90,7 @@ def test_a_resume_reads_as_much_after_two_hundred_laps_as_after_three(url: str) 
     for laps in (3, 200):
         left_waiting(url, graph, Words(most=laps), f"g-{laps}")
         with everstep.open(url) as app:
-            store = app._app.store
+            store = app.inner.store
             row = store.run(f"g-{laps}")
             assert row is not None
             read[laps] = len(load_past(store, row).events)

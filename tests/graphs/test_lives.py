@@ -149,10 +149,7 @@ def test_budgets_and_time_limits_of_nodes_are_the_same_from_every_prefix_and_fro
     graph.edge("a", "c")
     assert prove_life(graph, Seen(), same_commands=False).value.visits == ["a", "a", "b", "b", "c", "c"]
 
-    async def main() -> None:
-        store = KeepingStore()
-        first = await live(store, FakeClock(), graph, (Seen(),))
-        left_out = [compare_replays(store, count, graph) for count in range(1, len(first.events))]
-        assert max(left_out) > 5
-
-    asyncio.run(main())
+    store = KeepingStore()
+    first = asyncio.run(live(store, FakeClock(), graph, (Seen(),)))
+    left_out = [compare_replays(store, count, graph) for count in range(1, len(first.events))]
+    assert max(left_out) > 5

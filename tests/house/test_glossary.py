@@ -83,6 +83,7 @@ PAUSING_ROOMS = (
     "cli/watching.py",
     "engine/process/queues.py",
     "engine/verbs/queues.py",
+    "view/store.py",
     "stores/rows/queues.py",
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everstep.stores.postgres.connections import VERSION_MIN
-from tests.oldest import EXTRAS, oldest
+from tests.oldest import BESIDE, CORE, EXTRAS, oldest, oldest_of_the_core
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -33,6 +33,15 @@ def test_the_tests_use_versions_that_are_declared(extra: str) -> None:
         used = [int(part) for part in re.findall(r"\d+", pinned[name])]
         least = [int(part) for part in version.split(".")]
         assert least <= used < [least[0] + 1], f"{name}: {pinned[name]}"
+
+
+def test_the_oldest_of_what_the_package_is_built_on_is_tested() -> None:
+    """`make oldest` takes each requirement that is declared, and tests that are there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split("[><=;]", one)[0] for one in [*project["dependencies"], *REQUIREMENTS["postgres"]]}
+    tested = {one.partition("==")[0] for one in oldest_of_the_core()}
+    assert tested == {*declared, *BESIDE} - {"tzdata"}
+    assert [one for one in CORE if not (ROOT / "tests" / one).exists()] == []
 
 
 def test_whoever_works_on_it_has_the_same_ranges() -> None:

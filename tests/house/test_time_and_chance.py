@@ -10,7 +10,6 @@ from tests.house.sources import Source, modules, report
 ALLOWED: dict[str, str] = {
     "engine/history/clock.py": "the one place where the engine's default clock and randomness are made",
     "integrations/strands/standins.py": "outside a run, Strands gets the time and the ids that it asks for",
-    "stores/memory/store.py": "the default of the clock that a store is opened with",
     "stores/postgres/store.py": "the default of the clock, and a name for its connections",
     "stores/sqlite/": "the default of the clock that a store is opened with",
     "testing/ledger_process.py": "an account of its own has a clock of its own",

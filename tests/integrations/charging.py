@@ -4,9 +4,8 @@ import operator
 from typing import Annotated, Any, TypedDict
 
 import everstep
+from tests.worlds.ledger import DONE
 
-DONE: list[int] = []
-"""What was charged in this test."""
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 

@@ -7,15 +7,8 @@ import pytest
 
 from everstep.integrations.langgraph import EverstepSaver
 from everstep.testing.ledger import Ledger
-from tests.integrations.charging import DONE
 from tests.integrations.nursery import AHEAD_FOR_STRANDS, Nursery
 from tests.postgres.server import server
-
-
-@pytest.fixture(autouse=True)
-def nothing_done() -> None:
-    """Nothing is charged when a test begins."""
-    DONE.clear()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -7,9 +7,7 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 import everstep
 from everstep.integrations.strands import ScriptedModel, durable
-
-DONE: list[str] = []
-"""What tools did in this process."""
+from tests.worlds.ledger import DONE
 
 
 @tool

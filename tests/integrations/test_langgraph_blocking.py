@@ -92,26 +92,20 @@ async def use_store(store: EverstepStore) -> None:
     await store.adelete(("a", "1"), "k")
 
 
-def test_a_saver_and_a_store_that_are_opened_on_a_loop_do_not_block_it(file_url: str) -> None:
-    async def main() -> None:
-        async with EverstepSaver(file_url) as saver, EverstepStore(saver) as store:
-            await use_saver(saver)
-            await use_store(store)
-
-    asyncio.run(main())
+async def test_a_saver_and_a_store_that_are_opened_on_a_loop_do_not_block_it(file_url: str) -> None:
+    async with EverstepSaver(file_url) as saver, EverstepStore(saver) as store:
+        await use_saver(saver)
+        await use_store(store)
 
 
-def test_neither_do_those_that_are_opened_by_their_first_use(file_url: str) -> None:
-    async def main() -> None:
-        saver, store = EverstepSaver(file_url), EverstepStore(file_url)
-        try:
-            await use_store(store)
-            await use_saver(saver)
-        finally:
-            await saver.aclose()
-            await store.aclose()
-
-    asyncio.run(main())
+async def test_neither_do_those_that_are_opened_by_their_first_use(file_url: str) -> None:
+    saver, store = EverstepSaver(file_url), EverstepStore(file_url)
+    try:
+        await use_store(store)
+        await use_saver(saver)
+    finally:
+        await saver.aclose()
+        await store.aclose()
 
 
 def test_neither_do_those_that_were_opened_before(file_url: str) -> None:
@@ -128,14 +122,11 @@ async def selling(amount: int) -> str:
     return await charge(amount)
 
 
-def test_nor_does_opening_an_app_and_running_a_workflow(file_url: str) -> None:
-    async def main() -> None:
-        async with everstep.open(file_url, recover=True) as app:
-            run = await app.start(selling, 5, id="r")
-            assert await run.result() == "charged 5"
-            assert [row.id for row in await app.list()] == ["r"]
-
-    asyncio.run(main())
+async def test_nor_does_opening_an_app_and_running_a_workflow(file_url: str) -> None:
+    async with everstep.open(file_url, recover=True) as app:
+        run = await app.start(selling, 5, id="r")
+        assert await run.result() == "charged 5"
+        assert [row.id for row in await app.list()] == ["r"]
 
 
 @everstep.step
@@ -150,7 +141,7 @@ BEGUN: list[str] = []
 GATE: list[str] = []
 
 
-def test_what_the_engine_asks_the_kernel_does_not_count(file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_engine_asks_the_kernel_does_not_count(file_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the file of the store is where it was, and whether other processes live: it asks each time here."""
     monkeypatch.setattr(connections, "LOOK_SECONDS", 0.0)
     BEGUN.clear()
@@ -159,51 +150,39 @@ def test_what_the_engine_asks_the_kernel_does_not_count(file_url: str, monkeypat
     async def node(state: State) -> State:
         return {"log": [await wait("begun")]}
 
-    async def main() -> None:
-        made = StateGraph(State)
-        made.add_node("node", node)
-        made.add_edge(START, "node")
-        async with EverstepSaver(file_url) as saver, EverstepSaver(file_url) as other, asyncio.timeout(60):
-            app: Any = made.compile(checkpointer=saver)
-            running = asyncio.create_task(app.ainvoke({"log": []}, THREAD))
-            while not BEGUN and not running.done():
-                await asyncio.sleep(0.01)
-            with pytest.raises(ThreadActive):
-                await made.compile(checkpointer=other).ainvoke(None, THREAD)  # type: ignore[call-overload]
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            GATE.append("open")
-            assert (await app.ainvoke(None, THREAD))["log"] == ["begun"]
-
-    asyncio.run(main())
+    made = StateGraph(State)
+    made.add_node("node", node)
+    made.add_edge(START, "node")
+    async with EverstepSaver(file_url) as saver, EverstepSaver(file_url) as other, asyncio.timeout(60):
+        app: Any = made.compile(checkpointer=saver)
+        running = asyncio.create_task(app.ainvoke({"log": []}, THREAD))
+        while not BEGUN and not running.done():
+            await asyncio.sleep(0.01)
+        with pytest.raises(ThreadActive):
+            await made.compile(checkpointer=other).ainvoke(None, THREAD)  # type: ignore[call-overload]
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        GATE.append("open")
+        assert (await app.ainvoke(None, THREAD))["log"] == ["begun"]
 
 
-def test_async_methods_do_not_wait_for_a_server(postgres_saver: EverstepSaver) -> None:
-    async def main() -> None:
-        await use_saver(postgres_saver)
-        await use_store(EverstepStore(postgres_saver))
-
-    asyncio.run(main())
+async def test_async_methods_do_not_wait_for_a_server(postgres_saver: EverstepSaver) -> None:
+    await use_saver(postgres_saver)
+    await use_store(EverstepStore(postgres_saver))
 
 
-def test_what_blocks_is_found() -> None:
-    async def main() -> None:
-        with pytest.raises(BlockingError):
-            time.sleep(0.001)
-
-    asyncio.run(main())
+async def test_what_blocks_is_found() -> None:
+    with pytest.raises(BlockingError):
+        time.sleep(0.001)
 
 
-def test_why_a_store_cannot_be_opened_is_told_where_it_is_first_needed() -> None:
-    async def main() -> None:
+async def test_why_a_store_cannot_be_opened_is_told_where_it_is_first_needed() -> None:
+    with pytest.raises(StoreUnusable, match="no folder"):
+        async with EverstepSaver("sqlite:////no/such/folder/e.db"):
+            pass
+    saver = EverstepSaver("sqlite:////no/such/folder/e.db")
+    for _ in range(2):
         with pytest.raises(StoreUnusable, match="no folder"):
-            async with EverstepSaver("sqlite:////no/such/folder/e.db"):
-                pass
-        saver = EverstepSaver("sqlite:////no/such/folder/e.db")
-        for _ in range(2):
-            with pytest.raises(StoreUnusable, match="no folder"):
-                await graph(saver).ainvoke({"log": []}, THREAD)
-        await saver.aclose()
-
-    asyncio.run(main())
+            await graph(saver).ainvoke({"log": []}, THREAD)
+    await saver.aclose()

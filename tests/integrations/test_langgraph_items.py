@@ -1,6 +1,5 @@
 """EverstepStore does what LangGraph's own store in memory does, and keeps it."""
 
-import asyncio
 import math
 from typing import Any
 
@@ -61,15 +60,12 @@ def test_items_outlive_their_process_and_know_when_they_were_made(url: str) -> N
         assert item.updated_at > created
 
 
-def test_a_batch_reads_what_was_there_before_it(file_url: str) -> None:
-    async def main() -> None:
-        with EverstepSaver(file_url) as saver, EverstepStore(saver) as store:
-            put, get = PutOp(("a",), "k", {"v": 1}), GetOp(("a",), "k")
-            assert await store.abatch([put, get]) == [None, None]
-            (item,) = await store.abatch([get])
-            assert item.value == {"v": 1}  # type: ignore[union-attr]
-
-    asyncio.run(main())
+async def test_a_batch_reads_what_was_there_before_it(file_url: str) -> None:
+    with EverstepSaver(file_url) as saver, EverstepStore(saver) as store:
+        put, get = PutOp(("a",), "k", {"v": 1}), GetOp(("a",), "k")
+        assert await store.abatch([put, get]) == [None, None]
+        (item,) = await store.abatch([get])
+        assert item.value == {"v": 1}  # type: ignore[union-attr]
 
 
 def test_an_item_lives_on_while_it_is_looked_at(file_url: str) -> None:

@@ -18,14 +18,9 @@ from everstep.engine.app.ground import Right
 from everstep.errors import IdConflict, ThreadActive
 from everstep.integrations.langgraph import EverstepSaver, EverstepStore
 from tests.waiting import open_raw
+from tests.worlds.ledger import PAID
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
-PAID: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_paid() -> None:
-    PAID.clear()
 
 
 class State(TypedDict, total=False):

@@ -17,13 +17,7 @@ import everstep
 from everstep.errors import IdConflict, Misuse, RunHeld
 from everstep.integrations.langgraph import EverstepSaver, EverstepStore, aask_model, ask_model, tools
 from tests.waiting import open_raw
-
-DONE: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_done() -> None:
-    DONE.clear()
+from tests.worlds.ledger import DONE
 
 
 class State(TypedDict, total=False):

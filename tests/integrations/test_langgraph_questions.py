@@ -16,8 +16,8 @@ from langgraph.types import Command, interrupt
 
 import everstep
 from everstep.integrations.langgraph import EverstepSaver, ask_model, tools
+from tests.worlds.ledger import DONE
 
-DONE: list[int] = []
 LATE: list[int] = []
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 SMALL, LARGE = 5, 1_000_000
@@ -25,7 +25,6 @@ SMALL, LARGE = 5, 1_000_000
 
 @pytest.fixture(autouse=True)
 def nothing_done() -> None:
-    DONE.clear()
     LATE.clear()
 
 

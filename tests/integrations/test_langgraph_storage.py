@@ -325,13 +325,10 @@ def test_threads_that_nobody_uses_go_and_what_living_ones_did_stays(file_url: st
         assert gone.startswith("old/act/act/")
 
 
-def test_an_app_with_the_loop_of_an_application_is_not_shared(file_url: str) -> None:
-    async def main() -> None:
-        async with everstep.open(file_url) as app:
-            with pytest.raises(Misuse, match="cannot be shared"):
-                EverstepSaver(app)
-
-    asyncio.run(main())
+async def test_an_app_with_the_loop_of_an_application_is_not_shared(file_url: str) -> None:
+    async with everstep.open(file_url) as app:
+        with pytest.raises(Misuse, match="cannot be shared"):
+            EverstepSaver(app)
 
 
 def test_an_app_that_is_open_already_is_shared(file_url: str) -> None:

@@ -12,7 +12,7 @@ import everstep
 from everstep.errors import Misuse
 from everstep.integrations.strands import ScriptedModel, durable
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.integrations.strands_shop import (
     DONE,
     Throttled,
@@ -30,7 +30,6 @@ from tests.integrations.strands_shop import (
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    DONE.clear()
     Told.subject, Told.options = None, {}
 
 
@@ -46,7 +45,6 @@ def sound(machine: Machine, run: str = "r") -> None:
 TWO_LOOKS = [("look_up", {"topic": "tides"}), ("look_up", {"topic": "ships"})]
 
 
-@scenario
 async def test_each_model_call_and_each_tool_call_is_a_step_and_is_not_made_again(machine: Machine) -> None:
     Told.subject = agent(TWO_LOOKS, [("post", {"text": "hello"})], "done")
     app = await machine.boot()
@@ -60,7 +58,6 @@ async def test_each_model_call_and_each_tool_call_is_a_step_and_is_not_made_agai
     assert Told.subject.messages == [], "the module's agent is as it was"
 
 
-@scenario
 async def test_the_response_that_minted_a_tool_call_is_durable_before_the_tool_runs(machine: Machine) -> None:
     Told.subject = agent([("post", {"text": "hello"})], "done")
     app = await machine.boot()
@@ -69,7 +66,6 @@ async def test_the_response_that_minted_a_tool_call_is_durable_before_the_tool_r
     assert kinds.index(("step_completed", "model")) < kinds.index(("step_started", "post"))
 
 
-@scenario
 async def test_two_runs_of_one_agent_at_a_time_do_not_mix(machine: Machine) -> None:
     Told.subject = agent(TWO_LOOKS, "done")
     app = await machine.boot()
@@ -80,7 +76,6 @@ async def test_two_runs_of_one_agent_at_a_time_do_not_mix(machine: Machine) -> N
         assert machine.replay(f"r{number}").differences == []
 
 
-@scenario
 async def test_a_tools_error_is_its_result_and_a_state_that_it_wrote_is_there_in_a_replay(machine: Machine) -> None:
     Told.subject = agent([("fail", {"how": "badly"})], [("remember", {"word": "tide"})], "done")
     app = await machine.boot()
@@ -92,14 +87,12 @@ async def test_a_tools_error_is_its_result_and_a_state_that_it_wrote_is_there_in
     assert Told.subject.state.get() == {}
 
 
-@scenario
 async def test_an_outcome_in_doubt_holds_the_run_and_the_model_is_never_told_of_it_as_an_error(
     machine: Machine,
 ) -> None:
     Told.subject = agent([("fail", {"how": "who knows"})], "done")
     Told.options = {"contracts": {"fail": {"effect": "once"}}}
-    app = await machine.boot()
-    await app.start(told, "go", id="r")
+    app, _ = await machine.start(told, "go", id="r")
     await machine.until_status("r", "held")
     assert machine.hold("r").reason == "in-doubt"
     assert machine.hold("r").step == "fail"
@@ -112,11 +105,9 @@ async def test_an_outcome_in_doubt_holds_the_run_and_the_model_is_never_told_of_
     assert DONE == ["fail who knows"]
 
 
-@scenario
 async def test_a_tool_that_a_person_must_approve_waits_with_its_exact_arguments(machine: Machine) -> None:
     Told.subject = agent([("pay", {"usd": 5})], "done")
-    app = await machine.boot()
-    run = await app.start(told, "go", id="r")
+    _, run = await machine.start(told, "go", id="r")
     await machine.until(lambda: machine.kinds("r", "approval_asked"))
     (one,) = await run.approvals()
     assert (one.what, one.arguments) == ("pay", {"usd": 5})
@@ -129,11 +120,9 @@ async def test_a_tool_that_a_person_must_approve_waits_with_its_exact_arguments(
 
 
 @pytest.mark.parametrize("answer", [True, "yes", {"a": 1}, 0, False, ""])
-@scenario
 async def test_an_interrupt_of_strands_becomes_an_approval(machine: Machine, answer: Any) -> None:
     Told.subject = agent([("ask_first", {"what": "jump"})], "done")
-    app = await machine.boot()
-    run = await app.start(told, "go", id="r")
+    app, run = await machine.start(told, "go", id="r")
     await machine.until(lambda: machine.kinds("r", "approval_asked"))
     (one,) = await run.approvals()
     assert (one.what, one.arguments) == ("may-i", {"what": "jump"})
@@ -147,11 +136,9 @@ async def test_an_interrupt_of_strands_becomes_an_approval(machine: Machine, ans
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_strands_own_retries_are_durable_timers(machine: Machine) -> None:
     Told.subject = agent(model=Throttled("done"))
-    app = await machine.boot()
-    run = await app.start(told, "go", id="r")
+    _, run = await machine.start(told, "go", id="r")
     await machine.until(lambda: machine.kinds("r", "timer_started"))
     await machine.advance(300)
     assert (await run.result())["text"] == "done"
@@ -159,7 +146,6 @@ async def test_strands_own_retries_are_durable_timers(machine: Machine) -> None:
     sound(machine)
 
 
-@scenario
 async def test_usage_is_charged_in_tokens_and_in_dollars(machine: Machine) -> None:
     Told.subject = agent(TWO_LOOKS, TWO_LOOKS, TWO_LOOKS, "done")
     Told.options = {"price": lambda usage: usage["totalTokens"] / 1000}
@@ -169,7 +155,6 @@ async def test_usage_is_charged_in_tokens_and_in_dollars(machine: Machine) -> No
     assert [(one.tokens, one.microdollars) for one in charged] == [(15, 15_000)] * 4
 
 
-@scenario
 async def test_an_agent_whose_budget_is_used_up_is_stopped_before_it_asks_its_model_again(machine: Machine) -> None:
     Told.subject = agent(TWO_LOOKS, TWO_LOOKS, TWO_LOOKS, TWO_LOOKS, "done")
     app = await machine.boot()
@@ -179,13 +164,11 @@ async def test_an_agent_whose_budget_is_used_up_is_stopped_before_it_asks_its_mo
     sound(machine)
 
 
-@scenario
 async def test_a_tool_for_which_there_is_no_budget_holds_the_run_and_the_model_is_not_told_of_an_error(
     machine: Machine,
 ) -> None:
     Told.subject = agent([("look_up", {"topic": "tides"})], [("post", {"text": "hello"})], "done")
-    app = await machine.boot()
-    run = await app.start(hurried, "go", id="r")
+    app, run = await machine.start(hurried, "go", id="r")
     await machine.until_status("r", "held")
     assert machine.hold("r").reason == "budget"
     assert (Told.subject.model.calls, DONE) == (2, ["look_up tides"])
@@ -195,7 +178,6 @@ async def test_a_tool_for_which_there_is_no_budget_holds_the_run_and_the_model_i
     sound(machine)
 
 
-@scenario
 async def test_events_of_a_stream_are_emitted_again_in_a_replay(machine: Machine) -> None:
     Told.subject = agent([("look_up", {"topic": "tides"})], "done")
     app = await machine.boot()
@@ -205,7 +187,6 @@ async def test_events_of_a_stream_are_emitted_again_in_a_replay(machine: Machine
     sound(machine)
 
 
-@scenario
 async def test_an_agent_as_a_tool_is_durable_inside(machine: Machine) -> None:
     inner = Agent(
         name="inner",
@@ -242,7 +223,6 @@ async def graphed() -> list[str]:
     return [*names, str(result.results[names[-1]].result).strip()]
 
 
-@scenario
 async def test_a_graph_with_a_join_records_each_node_before_it_begins(machine: Machine) -> None:
     Told.subject = graph(slow=0.25)
     app = await machine.boot()
@@ -254,11 +234,9 @@ async def test_a_graph_with_a_join_records_each_node_before_it_begins(machine: M
     sound(machine)
 
 
-@scenario
 async def test_a_graph_that_is_killed_while_a_branch_runs_runs_that_branch_and_the_join_once(machine: Machine) -> None:
     Told.subject = graph(slow=0.5)
-    app = await machine.boot()
-    await app.start(graphed, id="r")
+    app, _ = await machine.start(graphed, id="r")
     await machine.until(lambda: "left.model" in [e.step for e in machine.events("r") if e.kind == "step_completed"])
     await machine.kill(app)
     calls = {name: node.executor.model.calls for name, node in Told.subject.nodes.items()}
@@ -276,7 +254,6 @@ async def swarmed() -> list[str]:
     return [node.node_id for node in result.node_history]
 
 
-@scenario
 async def test_a_swarm_hands_over_in_the_run_and_not_in_the_module(machine: Machine) -> None:
     over = [("handoff_to_agent", {"agent_name": "two", "message": "yours", "context": {"a": 1}})]
     one = Agent(name="one", model=ScriptedModel(over, "handed over"), callback_handler=None)
@@ -354,7 +331,6 @@ async def structured() -> str:
     return str(result.structured_output.word)
 
 
-@scenario
 async def test_structured_output_is_the_same_in_a_replay(machine: Machine) -> None:
     Told.subject = agent([("Answer", {"word": "tide"})], "done")
     app = await machine.boot()
@@ -367,7 +343,6 @@ async def with_one_made_outside() -> None:
     await Told.options["made"].invoke_async("go")
 
 
-@scenario
 async def test_one_that_was_made_outside_a_workflow_is_refused_in_it(machine: Machine) -> None:
     Told.options = {"made": durable(agent("done"))}
     app = await machine.boot()

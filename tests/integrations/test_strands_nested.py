@@ -14,7 +14,7 @@ from strands.tools.executors import SequentialToolExecutor
 
 import everstep
 from everstep.integrations.strands import ScriptedModel, durable
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.integrations.strands_shop import DONE, look_up
 
 Play = Callable[[Any, Any], Any]
@@ -307,8 +307,7 @@ async def in_plain_strands(subject: Any, answer: str) -> Any:
 
 async def in_a_run(machine: Machine, answer: str, *, dies: bool = False) -> Any:
     """Run the program, and answer whatever it asks. If it `dies`, each time that it waits for a person."""
-    app = await machine.boot()
-    await app.start(played, id="r")
+    app, _ = await machine.start(played, id="r")
     while True:
         await machine.until(lambda: machine.status("r") in ("waiting", "completed", "failed", "held"))
         if machine.status("r") != "waiting":
@@ -330,14 +329,12 @@ async def in_a_run(machine: Machine, answer: str, *, dies: bool = False) -> Any:
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    DONE.clear()
     Played.play = staticmethod(two_calls)  # type: ignore[assignment]
     Gate.event = None
 
 
 @pytest.mark.parametrize("answer", ["yes", "no"])
 @pytest.mark.parametrize("build", PROGRAMS)
-@scenario
 async def test_nested_agents_do_what_they_do_in_plain_strands(machine: Machine, build: Any, answer: str) -> None:
     plain = await in_plain_strands(build(), answer)
     done = sorted(DONE)
@@ -350,7 +347,6 @@ async def test_nested_agents_do_what_they_do_in_plain_strands(machine: Machine, 
 
 
 @pytest.mark.parametrize("play", [left_at_its_first_event, cancelled_in_the_inner_agent])
-@scenario
 async def test_an_agent_that_was_left_or_cancelled_works_again(machine: Machine, play: Any) -> None:
     Played.play = staticmethod(play)  # type: ignore[assignment]
     plain = await in_plain_strands(gated(), "yes")
@@ -365,7 +361,6 @@ async def test_an_agent_that_was_left_or_cancelled_works_again(machine: Machine,
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_an_inner_agent_whose_event_was_the_last_that_was_read_works_again(machine: Machine) -> None:
     Played.play = staticmethod(left_at_an_event_of_the_inner_agent)  # type: ignore[assignment]
     Played.subject = gated()
@@ -376,7 +371,6 @@ async def test_an_inner_agent_whose_event_was_the_last_that_was_read_works_again
 
 
 @pytest.mark.parametrize("build", [two_levels_deep, several_at_once, a_graph_of_agents_with_agents])
-@scenario
 async def test_nested_agents_go_on_in_another_process_for_each_answer(machine: Machine, build: Any) -> None:
     plain = await in_plain_strands(build(), "yes")
     done = sorted(DONE)
@@ -401,7 +395,6 @@ async def left_open() -> list[str]:
     return found
 
 
-@scenario
 async def test_a_stream_whose_agent_was_called_again_says_so(machine: Machine) -> None:
     Played.subject = an_agent("top", "done")
     app = await machine.boot()

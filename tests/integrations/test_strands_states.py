@@ -11,7 +11,7 @@ from strands.hooks import AfterToolCallEvent, HookProvider, HookRegistry
 import everstep
 from everstep.integrations.strands import durable
 from everstep.integrations.strands.states import SharedState
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.integrations.strands_shop import agent
 
 
@@ -125,14 +125,12 @@ async def outcome(machine: Machine, *answers: Any, **options: Any) -> Any:
     return live
 
 
-@scenario
 async def test_what_parallel_tools_write_is_all_kept(machine: Machine) -> None:
     calls = [("write", {"who": who, "names": [who]}) for who in "abc"]
     live = await outcome(machine, calls)
     assert live == {"a": ["a"], "b": ["b"], "c": ["c"]}
 
 
-@scenario
 async def test_what_a_tool_writes_while_others_end_is_not_taken_away(machine: Machine) -> None:
     counts = {who: 100 * (place + 1) for place, who in enumerate("abcde")}
     live = await outcome(machine, [("write_many", {"who": who, "count": count}) for who, count in counts.items()])
@@ -140,7 +138,6 @@ async def test_what_a_tool_writes_while_others_end_is_not_taken_away(machine: Ma
 
 
 @pytest.mark.parametrize("ends_first", ["a", "b"])
-@scenario
 async def test_of_two_tools_that_write_one_name_the_later_write_is_kept(machine: Machine, ends_first: str) -> None:
     first = {"who": "a", "names": ["n"]} | ({"ends_after": "b"} if ends_first == "b" else {})
     second = {"who": "b", "names": ["n"], "after": "a"} | ({"ends_after": "a"} if ends_first == "a" else {})
@@ -152,31 +149,26 @@ async def test_of_two_tools_that_write_one_name_the_later_write_is_kept(machine:
     assert looking.seen[half - 1] == {"n": ["a", "b"]}
 
 
-@scenario
 async def test_a_tool_deletes_what_it_deletes_and_nothing_else(machine: Machine) -> None:
     calls = [("forget", {"name": "old"}), ("write", {"who": "a", "names": ["a"]}), ("write_in_a_thread", {"word": "w"})]
     live = await outcome(machine, calls, state={"old": 1, "kept": 2})
     assert live == {"kept": 2, "a": ["a"], "threaded": "w"}
 
 
-@scenario
 async def test_a_state_that_a_tool_gives_its_agent_is_kept(machine: Machine) -> None:
     live = await outcome(machine, [("begin_anew", {"word": "w"})], [("write", {"who": "a", "names": ["a"]})])
     assert live == {"anew": "w", "a": ["a"]}
 
 
-@scenario
 async def test_a_tool_that_fails_has_written_what_it_wrote(machine: Machine) -> None:
     live = await outcome(machine, [("fail_after_writing", {"word": "w"})])
     assert live == {"failed": "w"}, "as in Strands: the failure is a result"
 
 
-@scenario
 async def test_what_one_tool_wrote_is_there_when_the_other_is_killed(machine: Machine) -> None:
     calls = [("write", {"who": "a", "names": ["n"]}), ("write", {"who": "b", "names": ["n"], "after": "c"})]
     Told.subject = agent(calls, "done", tools=TOOLS)
-    app = await machine.boot()
-    await app.start(stateful, id="r")
+    app, _ = await machine.start(stateful, id="r")
     await machine.until(lambda: "write" in [e.step for e in machine.events("r") if e.kind == "step_completed"])
     dying, Turns.written["c"] = Turns.written["c"], threading.Event()
     Turns.written["c"].set()
@@ -187,12 +179,10 @@ async def test_what_one_tool_wrote_is_there_when_the_other_is_killed(machine: Ma
     assert machine.replay("r").differences == []
 
 
-@scenario
 async def test_an_outcome_with_the_whole_state_is_read_as_the_release_before_wrote_it(machine: Machine) -> None:
     Told.subject = agent([("fail", {"how": "who knows"})], "done", state={"old": 1})
     Told.options = {"contracts": {"fail": {"effect": "once"}}}
-    app = await machine.boot()
-    await app.start(stateful, id="r")
+    app, _ = await machine.start(stateful, id="r")
     await machine.until_status("r", "held")
     value = {"result": {"toolUseId": "call-0-0", "status": "success", "content": [{"text": "it was done"}]}}
     await app.resolve("r", "done", value=value | {"streamed": [], "interrupts": [], "state": {"word": "tide"}})

@@ -10,7 +10,7 @@ from strands.agent.conversation_manager import SummarizingConversationManager
 import everstep
 from everstep.integrations.strands import ScriptedModel, durable
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.integrations.strands_shop import DONE, Overflowing, agent, look_up
 
 LOOKS = [("look_up", {"topic": "tides"}), ("look_up", {"topic": "ships"})]
@@ -122,7 +122,6 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("build", PROGRAMS)
-@scenario
 async def test_a_conversation_is_summarized_as_in_plain_strands(machine: Machine, build: Any) -> None:
     DONE.clear()
     plain, done = await talk(build()), list(DONE)
@@ -139,7 +138,6 @@ async def test_a_conversation_is_summarized_as_in_plain_strands(machine: Machine
     assert Told.subject.model.calls == calls, "a replay asks no model"
 
 
-@scenario
 async def test_what_a_summary_costs_is_charged(machine: Machine) -> None:
     Told.subject = reactive()
     app = await machine.boot()

@@ -10,15 +10,9 @@ import everstep
 from everstep import Budget, Fatal, Retry, step, workflow
 from everstep.errors import RunHeld
 from everstep.stores.protocol import Accepted, MarkRestored
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.notify.conftest import Receiver
-
-PAID: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> None:
-    PAID.clear()
+from tests.worlds.ledger import PAID
 
 
 async def unbook(number: str) -> None:
@@ -57,7 +51,6 @@ def states(machine: Machine) -> list[str]:
     return [note.state for note in machine.store.notifications(undelivered_only=False)]
 
 
-@scenario
 async def test_a_compensation_that_fails_for_good_is_told_with_what_each_answer_leads_to(
     machine: Machine, receiver: Receiver
 ) -> None:
@@ -83,7 +76,6 @@ async def meets_spending() -> int:
     return await meets_ask(1) + await meets_ask(2)
 
 
-@scenario
 async def test_a_budget_at_its_limit_is_told_with_what_was_used_and_how_to_grant_more(
     machine: Machine, receiver: Receiver
 ) -> None:
@@ -110,13 +102,11 @@ async def test_a_budget_at_its_limit_is_told_with_what_was_used_and_how_to_grant
     assert await run.result(timeout=60) == 3
 
 
-@scenario
 async def test_damage_is_told_and_a_repair_takes_back_what_nobody_has_heard_yet(
     machine: Machine, receiver: Receiver
 ) -> None:
     receiver.plan("500")
-    app = await machine.boot()
-    await app.start(meets_paying, id="r")
+    app, _ = await machine.start(meets_paying, id="r")
     await machine.until_status("r", "waiting")
     await machine.stop(app)
     machine.sql("UPDATE events SET body = CAST('{}' AS BLOB) WHERE seq = 2")
@@ -137,7 +127,6 @@ async def test_damage_is_told_and_a_repair_takes_back_what_nobody_has_heard_yet(
     assert PAID == []
 
 
-@scenario
 async def test_after_a_restore_a_notification_may_arrive_again_with_the_same_delivery(
     machine: Machine, receiver: Receiver
 ) -> None:
@@ -186,7 +175,6 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("column", DAMAGES)
-@scenario
 async def test_a_damaged_notification_keeps_nobody_from_anything(
     machine: Machine, receiver: Receiver, column: str
 ) -> None:

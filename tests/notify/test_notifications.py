@@ -16,7 +16,7 @@ from everstep.engine.run import holds
 from everstep.errors import RunHeld, StoreError, StoreFull
 from everstep.stores.protocol import Append, HoldRow
 from everstep.testing.faulty_store import FaultyStore
-from tests.engine.resume_helpers import Machine, scenario
+from tests.engine.resume_helpers import Machine
 from tests.notify.conftest import SECRET, Receiver
 
 NOW = 2_000_000_000
@@ -62,7 +62,6 @@ async def next_attempt(machine: Machine) -> None:
 
 
 # -- telling -----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_hold_reaches_its_webhook_signed_and_says_all_that_a_person_needs(
     machine: Machine, receiver: Receiver
 ) -> None:
@@ -83,7 +82,6 @@ async def test_a_hold_reaches_its_webhook_signed_and_says_all_that_a_person_need
     assert not set(message["report"]) & {"facts", "accepted", "consequences"}
 
 
-@scenario
 async def test_on_hold_takes_several_and_each_is_told(machine: Machine, receiver: Receiver) -> None:
     told: list[str] = []
 
@@ -101,7 +99,6 @@ async def test_on_hold_takes_several_and_each_is_told(machine: Machine, receiver
     assert len(receiver.verified("b", now=NOW)) == 1
 
 
-@scenario
 async def test_a_callback_that_fails_hurts_nobody(
     machine: Machine, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -118,7 +115,6 @@ async def test_a_callback_that_fails_hurts_nobody(
     assert [record.message for record in caplog.records].count("on_hold raised") == 2
 
 
-@scenario
 async def test_every_way_of_being_held_notifies(machine: Machine, receiver: Receiver) -> None:
     """By the run's own driver, at its taking up, by a person here, and by a person through another process."""
     hook = Webhook(receiver.url())
@@ -142,7 +138,6 @@ async def test_every_way_of_being_held_notifies(machine: Machine, receiver: Rece
     assert arrived == {"doubted", "asked-here", "asked-of-its-driver", "asked-of-nobody", "damaged"}
 
 
-@scenario
 async def test_a_hold_that_was_fenced_off_tells_nobody(machine: Machine, receiver: Receiver) -> None:
     told: list[HoldRow] = []
     app = await machine.boot(on_hold=[told.append, receiver.url()])
@@ -157,7 +152,6 @@ async def test_a_hold_that_was_fenced_off_tells_nobody(machine: Machine, receive
 
 
 # -- until it is acknowledged ------------------------------------------------------------------------------------------
-@scenario
 async def test_it_is_sent_again_with_growing_pauses_until_it_is_acknowledged(
     machine: Machine, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,7 +179,6 @@ async def test_it_is_sent_again_with_growing_pauses_until_it_is_acknowledged(
     ]
 
 
-@scenario
 async def test_a_pause_is_as_long_as_the_receiver_asks(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("later", "200")
     app = await machine.boot(on_hold=receiver.url())
@@ -196,7 +189,6 @@ async def test_a_pause_is_as_long_as_the_receiver_asks(machine: Machine, receive
     await until_states(machine, "sent")
 
 
-@scenario
 async def test_pauses_grow_to_minutes_and_after_days_it_is_given_up(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("500")
     app = await machine.boot(on_hold=receiver.url())
@@ -218,7 +210,6 @@ async def test_pauses_grow_to_minutes_and_after_days_it_is_given_up(machine: Mac
     assert len(receiver.requests()) == 14
 
 
-@scenario
 async def test_a_receiver_that_is_gone_for_good_is_left_alone(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("410")
     app = await machine.boot(on_hold=receiver.url())
@@ -227,7 +218,6 @@ async def test_a_receiver_that_is_gone_for_good_is_left_alone(machine: Machine, 
     assert len(receiver.requests()) == 1
 
 
-@scenario
 async def test_a_restart_neither_forgets_attempts_nor_shortens_the_pause(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("500", "500", "200")
     app = await machine.boot(on_hold=receiver.url())
@@ -247,7 +237,6 @@ async def test_a_restart_neither_forgets_attempts_nor_shortens_the_pause(machine
 
 
 # -- resolved first ----------------------------------------------------------------------------------------------------
-@scenario
 async def test_when_the_hold_is_resolved_first_nobody_is_told_any_more(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("500")
     app = await machine.boot(on_hold=receiver.url())
@@ -264,7 +253,6 @@ async def test_when_the_hold_is_resolved_first_nobody_is_told_any_more(machine: 
     assert machine.store.notifications() == []
 
 
-@scenario
 async def test_what_arrives_while_the_hold_is_being_resolved_counts_as_sent(
     machine: Machine, receiver: Receiver
 ) -> None:
@@ -281,7 +269,6 @@ async def test_what_arrives_while_the_hold_is_being_resolved_counts_as_sent(
 
 
 # -- who delivers ------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_notification_waits_for_a_worker_that_has_its_target(machine: Machine, receiver: Receiver) -> None:
     app = await machine.boot(on_hold=Webhook(receiver.url(), secret=SECRET))
     receiver.plan("500", "200")
@@ -301,7 +288,6 @@ async def test_a_notification_waits_for_a_worker_that_has_its_target(machine: Ma
     assert everstep.verify_webhook(request["body"].encode(), request["headers"], "another secret", now=NOW + 60)
 
 
-@scenario
 async def test_two_workers_do_not_send_one_notification_at_once(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("slow")
     workers = [await machine.worker(on_hold=receiver.url()) for _ in range(3)]
@@ -312,7 +298,6 @@ async def test_two_workers_do_not_send_one_notification_at_once(machine: Machine
     assert all(note.attempts == 1 for note in notes(machine))
 
 
-@scenario
 async def test_what_a_dead_worker_had_taken_is_free_as_soon_as_it_is_buried(
     machine: Machine, receiver: Receiver
 ) -> None:
@@ -330,7 +315,6 @@ async def test_what_a_dead_worker_had_taken_is_free_as_soon_as_it_is_buried(
     assert [one["headers"]["everstep-attempt"] for one in receiver.requests()] == ["1", "2"]
 
 
-@scenario
 async def test_a_claim_of_a_worker_that_stands_still_lapses(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("wait:go", "200")
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=20), lease=1000.0)
@@ -350,7 +334,6 @@ async def test_a_claim_of_a_worker_that_stands_still_lapses(machine: Machine, re
 
 
 # -- many --------------------------------------------------------------------------------------------------------------
-@scenario
 async def test_many_holds_at_once_reach_a_slow_receiver_a_few_at_a_time(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("slow")
     app = await machine.boot(on_hold=receiver.url(), concurrency=1000)
@@ -362,7 +345,6 @@ async def test_many_holds_at_once_reach_a_slow_receiver_a_few_at_a_time(machine:
     assert len(set(receiver.deliveries())) == len(receiver.deliveries()) == 40
 
 
-@scenario
 async def test_a_receiver_that_hangs_does_not_keep_another_waiting(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("hang", path="bad")
     app = await machine.boot(on_hold=[Webhook(receiver.url("bad"), timeout=30), receiver.url("good")])
@@ -372,7 +354,6 @@ async def test_a_receiver_that_hangs_does_not_keep_another_waiting(machine: Mach
     assert len(receiver.requests("bad")) == notify.AT_ONCE_MAX
 
 
-@scenario
 async def test_the_loop_is_never_blocked_by_a_receiver(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("wait:go")
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=60))
@@ -383,7 +364,6 @@ async def test_the_loop_is_never_blocked_by_a_receiver(machine: Machine, receive
     await until_states(machine, "sent")
 
 
-@scenario
 async def test_a_receiver_that_drips_is_given_up_in_its_time(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("drip")
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=0.5))
@@ -407,7 +387,6 @@ def test_a_script_that_ends_with_its_run_held_has_told_so(
     assert message["run"] == "r"
 
 
-@scenario
 async def test_closing_does_not_wait_for_ever_and_leaves_the_rest_to_others(
     machine: Machine, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,7 +405,6 @@ async def test_closing_does_not_wait_for_ever_and_leaves_the_rest_to_others(
 # -- a store that fails ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("method", ["due_notifications", "next_notification", "holds", "commit"])
-@scenario
 async def test_a_store_that_fails_for_a_moment_delays_a_notification_at_most(
     machine: Machine, receiver: Receiver, method: str, after: bool
 ) -> None:
@@ -447,7 +425,6 @@ async def test_a_store_that_fails_for_a_moment_delays_a_notification_at_most(
     store.mend()
 
 
-@scenario
 async def test_a_full_disk_is_not_asked_again_and_again(machine: Machine, receiver: Receiver) -> None:
     store = FaultyStore(machine.open_store())
     fault = store.fail(
@@ -467,7 +444,6 @@ async def test_a_full_disk_is_not_asked_again_and_again(machine: Machine, receiv
     await until_states(machine, "sent")
 
 
-@scenario
 async def test_the_hold_and_its_notification_are_one_unit(machine: Machine, receiver: Receiver) -> None:
     """Whatever is written with the hold is in the same operation: a store does it wholly or not at all."""
     store = FaultyStore(machine.open_store())
@@ -504,7 +480,6 @@ def test_no_secret_is_in_the_file(tmp_path: Path, receiver: Receiver) -> None:
         assert b"hidden" not in file.read_bytes(), file
 
 
-@scenario
 async def test_an_app_without_webhooks_asks_the_store_for_nothing(machine: Machine) -> None:
     store = FaultyStore(machine.open_store())
     for method in ("due_notifications", "next_notification", "notifications"):

@@ -61,7 +61,7 @@ def test_a_worker_killed_while_it_sends_is_followed_by_another_that_tells(folder
     (hold,) = folder.json("holds")
     assert [(one["state"], one["is_served"]) for one in hold["notifications"]] == [("pending", False)]
     page = folder.everstep("holds").out
-    assert f"✉ {receiver.url()}: not told yet (1 attempt); no worker is there that has this target" in page
+    assert f"✉ {receiver.url()}: not delivered yet (1 attempt); no worker has this target" in page
     found = {one["name"]: one for one in folder.json("doctor")["findings"]}
     assert found["notifications"]["verdict"] == "warning"
     assert "1 undelivered, 1 of them without a worker that has their target" in found["notifications"]["text"]

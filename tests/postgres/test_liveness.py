@@ -12,6 +12,7 @@ import pytest
 
 from everstep.errors import Misuse, StoreError
 from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres.connections import Outage
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.postgres.watching import Watcher
 from everstep.stores.protocol import Post, StartRun
@@ -233,6 +234,51 @@ def test_a_lost_session_that_has_the_lock_is_ended_by_its_worker(postgres: Postg
     wait_until(lambda: not living._watcher._untaken and living.is_in_use())
     lost.notice()
     living.close()
+
+
+@pytest.mark.parametrize("machine", ["this", "another"])
+def test_a_worker_that_cannot_listen_is_not_buried_while_it_writes(
+    postgres: PostgresHarness, watching: PostgresStore, server: Server, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """Its session with the lock is lost, and no other can be had: the server has no place for more, say."""
+    living = PostgresStore(postgres.server.url(postgres.schema))
+    living.register_worker("living", os.getpid(), "host", living.now() + 10**9)
+    if machine == "another":
+        server.ask(f"UPDATE {postgres.schema}.workers SET machine = 'another'")
+    stays(lambda: watching.bury_dead(0) == [], 1.2)
+
+    def refuse() -> None:
+        raise Outage("too many connections")
+
+    monkeypatch.setattr(living._watcher, "_open", refuse)
+    server.terminate(f"{living.name} l")
+    server.wait_for_sessions_to_end(f"{living.name} l")
+    stays(lambda: watching.bury_dead(0) == [], 2.0)
+    assert not watching.is_in_use(), "it has no lock"
+    server.terminate(f"{living.name} w%")
+    server.wait_for_sessions_to_end(f"{living.name} w")
+    assert living.renew("living", living.now() + 10**9), "its next session is named after it as well"
+    stays(lambda: watching.bury_dead(0) == [], 1.5)
+    until_us = living.now() - 1
+    assert living.renew("living", until_us)
+    assert watching.lapse("living", until_us), "its lease counts"
+    until(lambda: watching.bury_dead(0) == ["living"])
+    living.close()
+
+
+def test_a_worker_that_left_is_not_taken_for_the_next_one_at_its_place(
+    postgres: PostgresHarness, watching: PostgresStore, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    """A store object that goes on without its worker is not called after the place any more."""
+    left = PostgresStore(postgres.server.url(postgres.schema))
+    assert left.register_worker("left", os.getpid(), "host", left.now() + 10**9).place == 2
+    left.leave("left")
+    columns = "(id, place, pid, host, started_at, lease_until)"
+    server.ask(
+        f"INSERT INTO {postgres.schema}.workers {columns} VALUES ('dead', 2, 1, 'elsewhere', 0, 9000000000000000)"
+    )
+    until(lambda: watching.bury_dead(0) == ["dead"])
+    left.close()
 
 
 def _is_registered(store: PostgresStore, worker: str) -> bool:

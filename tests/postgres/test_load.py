@@ -63,17 +63,16 @@ class Counter:
         self.round_trips = 0
 
 
-def test_an_idle_worker_sends_fewer_than_two_statements_a_second(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with everstep.open(url, recover=True) as app, everstep.open(url, recover=True):
-            await app.run(journey_of_none, id="j")
-            await asyncio.sleep(1.5)
-            counter = Counter(monkeypatch)
-            await asyncio.sleep(SECONDS)
-            assert len(counter.statements) < 2 * 2 * SECONDS, "of two workers"
-            assert counter.statements, "they look whether the other one lives"
-
-    asyncio.run(main())
+async def test_an_idle_worker_sends_fewer_than_two_statements_a_second(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with everstep.open(url, recover=True) as app, everstep.open(url, recover=True):
+        await app.run(journey_of_none, id="j")
+        await asyncio.sleep(1.5)
+        counter = Counter(monkeypatch)
+        await asyncio.sleep(SECONDS)
+        assert len(counter.statements) < 2 * 2 * SECONDS, "of two workers"
+        assert counter.statements, "they look whether the other one lives"
 
 
 @everstep.workflow

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import everstep
-from tests.loop_calls import Trouble, calls_of, outcomes_of, prepare, wrong
+from tests.loop_calls import Pauses, Trouble, outcomes_of, prepared, wrong
 from tests.postgres.hosts import Swallowing
 from tests.postgres.server import Server
 
@@ -86,38 +86,37 @@ def network(server: Server) -> Iterator[Swallowing]:
     made.close()
 
 
-async def _all_at_once(url: str, trouble: Trouble, folder: Path) -> None:
-    async with everstep.open(url) as app:
-        await prepare(app, folder)
-        expected = calls_of(app, url, folder)
-        outcomes = await outcomes_of(trouble, {name: call for name, (call, _) in expected.items()})
+async def _all_at_once(url: str, trouble: Trouble, folder: Path, what: str) -> None:
+    pauses = Pauses(what)
+    async with prepared(url, folder) as (_, expected):
+        outcomes = await outcomes_of(trouble, {name: call for name, (call, _) in expected.items()}, pauses)
         assert not wrong(expected, outcomes)
+    pauses.tell()
 
 
 def test_no_call_stops_the_loop_while_the_tables_are_locked(server: Server, schema: str, tmp_path: Path) -> None:
     """One after another, so that each is the first that finds the store silent."""
 
     async def one_by_one() -> None:
-        url = server.url(schema)
-        async with everstep.open(url) as app:
-            await prepare(app, tmp_path)
-            expected = calls_of(app, url, tmp_path)
+        pauses = Pauses("locked tables")
+        async with prepared(server.url(schema), tmp_path) as (_, expected):
             for name, (call, _) in expected.items():
-                outcomes = await outcomes_of(LockedTables(server, schema), {name: call})
+                outcomes = await outcomes_of(LockedTables(server, schema), {name: call}, pauses)
                 assert not wrong(expected, outcomes)
+        pauses.tell()
 
     asyncio.run(one_by_one())
 
 
 def test_no_call_stops_the_loop_while_the_server_is_stopped(server: Server, schema: str, tmp_path: Path) -> None:
-    asyncio.run(_all_at_once(server.url(schema), StoppedServer(server), tmp_path))
+    asyncio.run(_all_at_once(server.url(schema), StoppedServer(server), tmp_path, "stopped server"))
 
 
 def test_no_call_stops_the_loop_while_the_network_swallows_everything(
     server: Server, schema: str, network: Swallowing, tmp_path: Path
 ) -> None:
     url = f"postgresql://postgres@{network.address(0)}/postgres?schema={schema}"
-    asyncio.run(_all_at_once(url, SilentNetwork(network), tmp_path))
+    asyncio.run(_all_at_once(url, SilentNetwork(network), tmp_path, "silent network"))
 
 
 def test_closing_an_app_does_not_stop_the_loop(server: Server, schema: str) -> None:

@@ -9,9 +9,11 @@ import pytest
 
 from everstep.errors import StoreUnusable
 from everstep.stores.postgres import PostgresStore
+from everstep.stores.protocol import RunFilter, StartRun
 from tests.postgres.pooler import TransactionPooler
 from tests.postgres.server import Server
 from tests.postgres.test_programs import PROGRAM, Folder
+from tests.stores.kit import new_run
 from tests.waiting import wait_until
 
 
@@ -62,3 +64,21 @@ def test_a_program_behind_a_pooler_is_killed_and_another_goes_on_in_sessions_tha
     assert set(noted) == {str(place) for place in range(16)}
     assert sum(noted.values()) <= 18, "only what was under way is done again"
     assert pooler.shared() >= 1
+
+
+def test_a_lost_session_is_not_told_of_twice(server: Server, schema: str, caplog: pytest.LogCaptureFixture) -> None:
+    """psycopg logs what fails at the end of a pipeline that has failed already: the same error, on stderr."""
+    store = PostgresStore(server.url(schema, pooler="on"))
+    try:
+        for number in range(5):
+            store.run("a")
+            server.terminate(f"{store.name}%")
+            store.run("a")
+            server.terminate(f"{store.name}%")
+            store.runs(RunFilter())
+            server.terminate(f"{store.name}%")
+            assert store.commit([StartRun(new_run(f"r{number}"))])
+        assert len(store.runs(RunFilter())) == 5
+    finally:
+        store.close()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("psycopg")] == []

@@ -109,7 +109,7 @@ def test_a_worker_goes_on_by_itself_when_the_server_was_restarted(folder: Folder
     counts = Counter(line.split()[0] for line in folder.lines())
     assert counts["paid"] == 1
     assert all(counts[str(place)] == 1 for place in range(40)), counts
-    assert "goes on" in err
+    assert "work continues" in err
 
 
 def test_a_stopped_worker_that_was_overtaken_writes_nothing_when_it_wakes(folder: Folder, server: Server) -> None:

@@ -10,7 +10,6 @@ import everstep
 from everstep import workflow
 from everstep.errors import Misuse
 from tests.postgres.server import server
-from tests.schedules.kit import scenario
 
 
 @workflow
@@ -18,7 +17,6 @@ async def tick() -> str:
     return everstep.current().run
 
 
-@scenario
 async def test_of_several_workers_one_starts_a_tick(url: str) -> None:
     async with AsyncExitStack() as stack:
         apps = [await stack.enter_async_context(everstep.open(url, recover=True)) for _ in range(3)]
@@ -34,7 +32,6 @@ async def test_of_several_workers_one_starts_a_tick(url: str) -> None:
             assert await apps[2].get(row.id).result(timeout=60) == row.id
 
 
-@scenario
 async def test_a_client_starts_a_run_by_name(url: str) -> None:
     async with everstep.open(url, recover=True), everstep.connect(url) as client:
         run = await client.start("tick", id="t")
@@ -43,7 +40,6 @@ async def test_a_client_starts_a_run_by_name(url: str) -> None:
             await client.start("tick", transaction=object())
 
 
-@scenario
 async def test_a_run_that_is_started_in_a_transaction_is_there_if_and_only_if_that_is_committed(url: str) -> None:
     async with everstep.open(url, recover=True) as app:
         with psycopg.connect(server().uri) as connection:
@@ -63,7 +59,6 @@ async def test_a_run_that_is_started_in_a_transaction_is_there_if_and_only_if_th
         assert [row.id for row in await app.list()] == ["kept"]
 
 
-@scenario
 async def test_a_connection_to_another_database_is_refused(url: str) -> None:
     async with everstep.open(url) as app:
         with psycopg.connect(server().uri, dbname="template1") as connection, connection.transaction():

@@ -64,7 +64,7 @@ def test_a_lock_that_a_stranger_has_taken_keeps_no_worker_out(postgres: Postgres
 
 
 # -- the channel -------------------------------------------------------------------------------------------------------
-def test_news_that_a_stranger_makes_up_changes_nothing(server: Server, schema: str, stranger: str) -> None:
+async def test_news_that_a_stranger_makes_up_changes_nothing(server: Server, schema: str, stranger: str) -> None:
     @everstep.step
     async def one() -> int:
         return 1
@@ -73,15 +73,12 @@ def test_news_that_a_stranger_makes_up_changes_nothing(server: Server, schema: s
     async def flow() -> int:
         return sum([await one() for _ in range(5)])
 
-    async def main() -> None:
-        async with everstep.open(server.url(schema)) as app:
-            with psycopg.connect(server.as_role(stranger).uri, autocommit=True) as liar:
-                for _ in range(50):
-                    liar.execute("SELECT pg_notify(%s, repeat('x', 7999))", (f"everstep_{schema}",))
-                    liar.execute(f'NOTIFY everstep_{schema}, \'{{"run": "r", "status": "failed"}}\'')
-                assert await app.run(flow, id="r") == 5
-
-    asyncio.run(main())
+    async with everstep.open(server.url(schema)) as app:
+        with psycopg.connect(server.as_role(stranger).uri, autocommit=True) as liar:
+            for _ in range(50):
+                liar.execute("SELECT pg_notify(%s, repeat('x', 7999))", (f"everstep_{schema}",))
+                liar.execute(f'NOTIFY everstep_{schema}, \'{{"run": "r", "status": "failed"}}\'')
+            assert await app.run(flow, id="r") == 5
 
 
 # -- what was there before ---------------------------------------------------------------------------------------------

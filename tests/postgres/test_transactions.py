@@ -22,7 +22,6 @@ from everstep import STORE, Retry, transaction, workflow
 from everstep.effects import atomic
 from everstep.effects.databases import database_of
 from everstep.effects.postgres_markers import script
-from everstep.effects.statement_guard import objection
 from everstep.errors import DatabaseFailed, Misuse, StepError, StepTimedOut
 from everstep.stores.postgres import PostgresStore
 from tests.postgres.server import Server
@@ -152,7 +151,7 @@ def said(statement: str) -> Any:
 def swallowed(connection: Any) -> Any:
     try:
         connection.execute("COMMIT")
-    except Misuse:
+    except psycopg.Error:
         pass
 
 
@@ -163,8 +162,8 @@ def went_on(connection: Any) -> None:
 
 def all_of_it(connection: Any) -> None:
     """End the transaction, and begin and commit another one, and hear nothing."""
-    for statement in ("ROLLBACK", "INSERT INTO sales VALUES ('', 'chair')", "COMMIT"):
-        with contextlib.suppress(Misuse):
+    for statement in ("COMMIT", "ROLLBACK", "INSERT INTO sales VALUES ('', 'chair')", "COMMIT"):
+        with contextlib.suppress(Misuse, psycopg.Error):
             said(statement)(connection)
 
 
@@ -187,17 +186,29 @@ def unread_rollback(connection: Any) -> None:
     connection.execute("INSERT INTO sales VALUES ('', 'chair')")
 
 
+def another_transaction(connection: Any) -> None:
+    for act in (connection.rollback, lambda: sell(connection, "chair"), connection.commit):
+        with contextlib.suppress(psycopg.Error):
+            act()
+
+
+def autocommitted(connection: Any) -> None:
+    connection.rollback()
+    connection.autocommit = True
+    sell(connection, "chair")
+
+
 EVERYWHERE: dict[str, Any] = {
     "COMMIT": said("COMMIT"),
     "END": said("end transaction"),
     "ROLLBACK": said("ROLLBACK"),
-    "BEGIN": said("/* a new one */ BEGIN"),
+    "with a comment": said("/* a new one */ ROLLBACK"),
+    "to a savepoint, and all": said("SAVEPOINT x; ROLLBACK TO x; COMMIT"),
     "an error, swallowed": went_on,
     "all of it, swallowed": all_of_it,
     "two at once": said("SELECT 1; COMMIT; BEGIN"),
     "PREPARE": said("PREPARE TRANSACTION 'x'"),
     "connection.commit()": lambda connection: connection.commit(),
-    "markers": said("DELETE FROM everstep_markers"),
 }
 ONLY_PSYCOPG: dict[str, Any] = {
     "connection.rollback()": lambda connection: connection.rollback(),
@@ -209,6 +220,8 @@ ONLY_PSYCOPG: dict[str, Any] = {
     "many": lambda connection: connection.cursor().executemany("COMMIT", [()]),
     "unread commit": unread_commit,
     "unread rollback": unread_rollback,
+    "another transaction": another_transaction,
+    "autocommit": autocommitted,
     "the driver's own": lambda connection: psycopg.Connection.commit.__get__(connection)(),
 }
 ONLY_SQLALCHEMY: dict[str, Any] = {
@@ -219,6 +232,7 @@ ONLY_SQLALCHEMY: dict[str, Any] = {
 }
 FEW = ("COMMIT", "connection.commit()", "two at once")
 ALL_WAYS = [(name, how) for name in WAYS for how in (EVERYWHERE if name in ("psycopg", "engine") else FEW)]
+ALL_WAYS.remove(("asyncpg", "two at once"))  # asyncpg sends no two statements at once
 MORE = [*(("psycopg", how) for how in ONLY_PSYCOPG), *(("engine", how) for how in ONLY_SQLALCHEMY)]
 
 
@@ -236,10 +250,135 @@ def test_a_body_that_would_end_the_transaction_is_refused_and_nothing_is_half_do
 
     with pytest.raises(Misuse, match="Everything was rolled back") as told:
         shop.run(way, flow_of(way, shop.url(), body_of(way, after=breaks)))
-    assert ("its body said" in str(told.value)) == (not how.startswith(("markers", "an error", "unread", "the driver")))
+    assert ("the step itself begins and commits" in str(told.value)) == (not how.startswith("an error"))
     assert shop.sales() == []
     assert [marker for marker in shop.markers(way) if marker[1] is not None] == []
     assert calls == [1]
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK", "connection.commit()", "connection.rollback()"])
+@pytest.mark.parametrize("name", ["psycopg, async", "engine, async", "asyncpg", "session, async"])
+def test_what_a_body_writes_after_it_has_ended_the_transaction_is_not_committed(
+    shop: Shop, name: str, end: str
+) -> None:
+    """asyncpg does not see that a statement has ended a transaction, and would commit the next one by itself."""
+    way = WAYS[name]
+
+    async def end_and_go_on(connection: Any) -> None:
+        methods = {"connection.commit()": connection.commit, "connection.rollback()": connection.rollback}
+        for act in (methods.get(end) or (lambda: said(end)(connection)), lambda: way.sell(connection, "chair")):
+            with contextlib.suppress(Misuse, psycopg.Error):
+                await act()
+
+    async def run(connection: Any, item: str) -> None:
+        await way.sell(connection, item)
+        await end_and_go_on(connection)
+
+    flow = flow_of(way, shop.url(), run)
+    if (name, end) == ("session, async", "connection.rollback()"):
+        shop.run(way, flow)
+        assert shop.sales() == ["chair"], "its own savepoint is all that it has rolled back"
+    else:
+        with pytest.raises(Misuse, match="Everything was rolled back"):
+            shop.run(way, flow)
+        assert shop.sales() == []
+
+
+@pytest.mark.parametrize("name", ["psycopg", "engine"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "commit and chain",
+        " -- well\n COMMIT",
+        "SELECT ';'; ABORT",
+        "ROLLBACK WORK",
+        "ROLLBACK AND CHAIN",
+        "ROLLBACK; BEGIN; INSERT INTO sales VALUES ('', 'chair'); COMMIT",
+        "START TRANSACTION READ ONLY",
+        "DO $$ BEGIN COMMIT; END $$",
+    ],
+)
+def test_in_whatever_words_a_body_ends_the_transaction_nothing_is_committed(
+    shop: Shop, name: str, statement: str
+) -> None:
+    with pytest.raises((Misuse, StepError)):
+        shop.run(name, flow_of(WAYS[name], shop.url(), body_of(WAYS[name], after=said(statement))))
+    assert shop.sales() == []
+    assert shop.markers(WAYS[name]) == []
+
+
+WRITING = {
+    "all": "UPDATE everstep_markers SET at = 0",
+    "another": "DELETE FROM everstep_markers WHERE key = 'another'",
+    "its own too": "DELETE FROM everstep_markers",
+    "truncated": "TRUNCATE everstep_markers",
+    "dropped": 'drop table "everstep_markers"',
+    "a new one": "INSERT INTO everstep_markers VALUES ('new', '', '', 1, NULL, 0, NULL)",
+    "unread": "DO $$ BEGIN DELETE FROM everstep_markers WHERE key = 'another'; END $$",
+    "in a savepoint": "SAVEPOINT a; DELETE FROM everstep_markers WHERE key = 'another'; RELEASE a",
+}
+
+
+@pytest.mark.parametrize("name", ["psycopg", "psycopg, async", "engine"])
+@pytest.mark.parametrize("what", WRITING)
+def test_a_body_that_writes_to_the_markers_is_refused_and_nothing_is_half_done(
+    shop: Shop, name: str, what: str
+) -> None:
+    way = WAYS[name]
+    shop.run(way, flow_of(way, shop.url(), body_of(way)), id="other")
+    shop.server.ask(f"UPDATE \"{shop.schema}\".everstep_markers SET key = 'another'")
+    before = shop.markers(way)
+    with pytest.raises(Misuse, match="Everything was rolled back") as told:
+        shop.run(way, flow_of(way, shop.url(), body_of(way, after=said(WRITING[what]))))
+    assert "everstep_markers" in str(told.value)
+    assert shop.sales() == ["lamp"]
+    assert shop.markers(way) == before
+
+
+@pytest.mark.parametrize("name", ["psycopg", "engine", "session"])
+def test_a_body_may_read_the_markers_and_begin_what_has_begun(shop: Shop, name: str) -> None:
+    """The server answers BEGIN in the middle of a transaction with a warning."""
+    way = WAYS[name]
+
+    def read(connection: Any) -> None:
+        for statement in (
+            "SELECT key FROM everstep_markers FOR UPDATE",
+            "BEGIN",
+            "SAVEPOINT x",
+            "ROLLBACK TO x",
+            "ROLLBACK TRANSACTION TO SAVEPOINT x",
+            "rollback work to x",
+            "SELECT 'COMMIT'; SELECT $x$ ; COMMIT $x$",
+            "SELECT CASE WHEN 1 = 1 THEN 1 END",
+            'SELECT start, "end" FROM (SELECT 1, 2) AS ranges (start, "end")',
+            f"PREPARE plan_{everstep.current().run} AS SELECT 1",
+            "DO $$ BEGIN PERFORM 1; END $$",
+            "/* ; COMMIT */ SELECT 1",
+        ):
+            said(statement)(connection)
+
+    for id in ("one", "two"):
+        assert shop.run(way, flow_of(way, shop.url(), body_of(way, after=read)), id=id) == "sold lamp"
+    assert shop.sales() == ["lamp"] * 2
+    assert [guard for _, _, guard in shop.markers(way)] == [None, None]
+
+
+def test_what_a_body_commits_in_a_transaction_of_its_own_is_said_and_not_done_again(shop: Shop) -> None:
+    """Nothing keeps a body from it that ends the step's transaction, and then asks for another one that writes."""
+    calls: list[int] = []
+
+    def body(connection: psycopg.Connection[Any], item: str) -> None:
+        calls.append(1)
+        sell(connection, item)
+        connection.execute("ROLLBACK AND CHAIN")
+        sell(connection, "chair")
+        psycopg.ClientCursor(connection).execute("COMMIT")
+
+    with pytest.raises(Misuse, match="nothing undoes what a body commits in a transaction of its own"):
+        shop.run("psycopg", flow_of(WAYS["psycopg"], shop.url(), body, retry=OFTEN))
+    assert calls == [1]
+    assert shop.sales() == ["chair"]
+    assert shop.markers(WAYS["psycopg"]) == []
 
 
 def test_a_body_that_begins_anew_beside_a_void_marker_is_refused_too(shop: Shop) -> None:
@@ -312,34 +451,6 @@ def test_a_session_s_objects_are_sent_before_the_commit_and_what_that_raises_is_
 
     assert shop.run("session", selling(transaction(sessionmaker(made), name="sell")(other_body))) == "went on"
     assert stocked() == [("lamp",), ("chair",)]
-
-
-@pytest.mark.parametrize(
-    ("statement", "is_refused"),
-    [
-        ("COMMIT", True),
-        ("commit and chain", True),
-        (" -- well\n COMMIT", True),
-        ("SELECT ';'; ABORT", True),
-        ("ROLLBACK WORK", True),
-        ("ROLLBACK PREPARED 'x'", True),
-        ("START TRANSACTION READ ONLY", True),
-        ("UPDATE everstep.everstep_markers SET at = 0", True),
-        ('drop table "everstep_markers"', True),
-        ("ROLLBACK TO x", False),
-        ("ROLLBACK TRANSACTION TO SAVEPOINT x", False),
-        ("SELECT 'COMMIT'; SELECT $x$ ; COMMIT $x$", False),
-        (r"SELECT E'\'; COMMIT'", False),
-        ("SELECT CASE WHEN 1 = 1 THEN 1 END", False),
-        ('SELECT start, "end" FROM ranges', False),
-        ("PREPARE plan AS SELECT 1", False),
-        ("DO $$ BEGIN PERFORM 1; END $$", False),
-        ("SELECT count(*) FROM everstep.everstep_markers", False),
-        ("/* ; COMMIT */ SELECT 1", False),
-    ],
-)
-def test_a_statement_is_read_as_the_server_would(statement: str, is_refused: bool) -> None:
-    assert bool(objection(statement)) == is_refused
 
 
 # -- the table of markers ----------------------------------------------------------------------------------------------
@@ -546,6 +657,15 @@ def test_a_body_in_the_store_may_start_another_run_in_its_transaction(shop: Shop
             return [app.store.run(id) is not None for id in ("other1", "other2")]
 
     assert asyncio.run(both()) == [False, True]
+
+
+@pytest.mark.parametrize("wish", ["read-write", "primary", "any"])
+def test_a_url_may_ask_for_a_server_that_writes(shop: Shop, wish: str) -> None:
+    hosts = shop.url().replace("&schema", f"&target_session_attrs={wish}&schema")
+    assert shop.run("psycopg", flow_of(WAYS["psycopg"], hosts)) == "sold lamp"
+    with pytest.raises(Misuse, match="Everything was rolled back"):
+        shop.run("psycopg", flow_of(WAYS["psycopg"], hosts, body_of(WAYS["psycopg"], after=another_transaction)))
+    assert shop.sales() == ["lamp"]
 
 
 def test_an_engine_that_commits_each_statement_is_refused(shop: Shop) -> None:

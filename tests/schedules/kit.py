@@ -1,18 +1,16 @@
 """What the tests of schedules share."""
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from everstep.engine.app.app import App
 from everstep.model.schedules import Definition, tick_text
-from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
+from tests.lasting import LastingStore
 
 NINE = datetime(2026, 11, 16, 9, tzinfo=UTC)
 
@@ -32,16 +30,6 @@ def texts(ticks: list[int]) -> list[str]:
     return [tick_text(tick) for tick in ticks]
 
 
-def scenario(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on a loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
 async def until(condition: Callable[[], object]) -> None:
     """Wait until a condition holds. pytest's own timeout says where, if it never does."""
     while not condition():
@@ -53,8 +41,7 @@ class Place:
 
     def __init__(self, at: datetime = NINE) -> None:
         self.clock = FakeClock(micros(at))
-        self.store = MemoryStore(clock=self.clock.now)
-        self.store.close = lambda: None  # type: ignore[method-assign]  # it outlives the apps
+        self.store = LastingStore(clock=self.clock.now)
 
     @asynccontextmanager
     async def worker(self, *, recover: bool = True) -> AsyncIterator[App]:

@@ -18,7 +18,6 @@ from everstep import workflow
 from everstep.errors import IdConflict, Misuse, RunEnded, UnknownRun
 from everstep.stores.sqlite import SqliteStore
 from tests.crash.figures import FIGURES
-from tests.schedules.kit import scenario
 from tests.waiting import open_raw
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +82,6 @@ print("done")
 """
 
 
-@scenario
 async def test_a_client_in_a_process_without_the_code_starts_asks_signals_cancels_and_reads(tmp_path: Path) -> None:
     async with worker(tmp_path):
         done = await asyncio.to_thread(
@@ -92,7 +90,6 @@ async def test_a_client_in_a_process_without_the_code_starts_asks_signals_cancel
     assert done.stdout == "done\n", done.stderr
 
 
-@scenario
 async def test_what_a_client_starts_is_queued_until_a_worker_that_knows_it_is_there(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client:
         run = await client.start("greet", "ann", timeout=60, version="3", queue="slow")
@@ -107,7 +104,6 @@ async def test_what_a_client_starts_is_queued_until_a_worker_that_knows_it_is_th
         assert await app.get(unknown.id).status() == "queued"
 
 
-@scenario
 async def test_a_client_and_an_app_that_start_the_same_run_start_one(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client, worker(tmp_path) as app:
         await client.start("greet", "ann", id="g")
@@ -123,7 +119,6 @@ async def test_a_client_and_an_app_that_start_the_same_run_start_one(tmp_path: P
             await client.start("greet", "ann", id="g", on_existing="restart")  # type: ignore[arg-type]
 
 
-@scenario
 async def test_a_run_that_a_client_delays_begins_later(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client, worker(tmp_path):
         run = await client.start("greet", "ann", delay=0.3)
@@ -134,7 +129,7 @@ async def test_a_run_that_a_client_delays_begins_later(tmp_path: Path) -> None:
 def test_a_client_is_not_a_worker(tmp_path: Path) -> None:
     with everstep.connect(url(tmp_path)) as client:
         client.start("greet", "ann")
-        assert client._app.inner.store.workers() == []
+        assert client._blocking.inner.store.workers() == []
 
 
 # -- in the caller's own transaction ---------------------------------------------------------------------------------
@@ -152,7 +147,6 @@ class Shop:
         return [name for (name,) in self.connection.execute("SELECT name FROM orders")]
 
 
-@scenario
 async def test_a_run_is_there_if_and_only_if_the_caller_commits(tmp_path: Path) -> None:
     async with worker(tmp_path) as app:
         shop = Shop(tmp_path)
@@ -175,7 +169,6 @@ async def test_a_run_is_there_if_and_only_if_the_caller_commits(tmp_path: Path) 
         shop.connection.close()
 
 
-@scenario
 async def test_a_signal_is_sent_if_and_only_if_the_caller_commits(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client:
         shop = Shop(tmp_path)
@@ -197,7 +190,6 @@ async def test_a_signal_is_sent_if_and_only_if_the_caller_commits(tmp_path: Path
         shop.connection.close()
 
 
-@scenario
 async def test_a_mistake_in_it_leaves_the_caller_s_transaction_as_it_was(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client, worker(tmp_path) as app:
         await client.start("greet", "ann", id="g")
@@ -218,7 +210,6 @@ async def test_a_mistake_in_it_leaves_the_caller_s_transaction_as_it_was(tmp_pat
         shop.connection.close()
 
 
-@scenario
 async def test_a_connection_that_is_no_good_for_it_is_refused_with_a_remedy(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client:
         other = open_raw(tmp_path / "other.db")
@@ -241,7 +232,6 @@ async def test_a_connection_that_is_no_good_for_it_is_refused_with_a_remedy(tmp_
             await app.start(greet, "ann", transaction=apsw.Connection(":memory:"))
 
 
-@scenario
 async def test_the_caller_s_own_way_to_see_rows_stays_as_it_is(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client:
         shop = Shop(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import everstep
 from everstep import workflow
 from everstep.errors import Misuse
-from tests.schedules.kit import Place, scenario, until
+from tests.schedules.kit import Place, until
 from tests.waiting import open_raw
 
 HOUR = 3600
@@ -25,7 +25,6 @@ async def pass_by() -> None:
     await asyncio.sleep(0)
 
 
-@scenario
 async def test_runs_of_a_schedule_begin_when_their_queue_has_room() -> None:
     place = Place()
     async with place.worker() as app:
@@ -42,7 +41,6 @@ async def test_runs_of_a_schedule_begin_when_their_queue_has_room() -> None:
         assert place.status(third) == "queued"
 
 
-@scenario
 async def test_what_a_client_or_a_transaction_starts_waits_in_the_queue(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     async with everstep.open(url, recover=True) as app:
@@ -60,7 +58,6 @@ async def test_what_a_client_or_a_transaction_starts_waits_in_the_queue(tmp_path
             await app.get(run).result(timeout=60)
 
 
-@scenario
 async def test_a_queue_that_cannot_be_one_is_said_by_everybody_who_starts_runs(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     async with everstep.open(url) as app, everstep.connect(url) as client:

@@ -11,7 +11,7 @@ from everstep.engine.verbs import transfer
 from everstep.errors import Damaged, IdConflict, Misuse
 from everstep.model.schedules import State
 from everstep.stores.rows.schedules import ChangeSchedule
-from tests.schedules.kit import Place, scenario, until
+from tests.schedules.kit import Place, until
 
 STARTED: list[str] = []
 
@@ -27,7 +27,6 @@ async def exported(app: App, path: Path, **options: object) -> None:
     await app.export([], str(path), schedules=["nightly"], **options)  # type: ignore[arg-type]
 
 
-@scenario
 async def test_a_schedule_that_is_moved_is_paused_where_it_was_and_goes_on_elsewhere(tmp_path: Path) -> None:
     here, there, path = Place(), Place(), tmp_path / "s.jsonl"
     STARTED.clear()
@@ -47,7 +46,6 @@ async def test_a_schedule_that_is_moved_is_paused_where_it_was_and_goes_on_elsew
         assert (await app.import_(str(path), skip_existing=True)).schedules == []
 
 
-@scenario
 async def test_a_copy_of_a_schedule_is_paused_where_it_is_imported(tmp_path: Path) -> None:
     here, there, path = Place(), Place(), tmp_path / "s.jsonl"
     async with here.worker(recover=False) as app:
@@ -57,13 +55,12 @@ async def test_a_copy_of_a_schedule_is_paused_where_it_is_imported(tmp_path: Pat
         await app.import_(str(path))
         shown = await app.get_schedule("nightly").show()
         assert shown.is_paused
-        assert "goes on where that was exported" in shown.note
+        assert "continues where that was exported" in shown.note
         await app.get_schedule("nightly").delete()
         await app.import_(str(path), copies=True)
         assert not (await app.get_schedule("nightly").show()).is_paused
 
 
-@scenario
 async def test_a_schedule_that_changes_meanwhile_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, path, write = Place(), tmp_path / "s.jsonl", transfer.write
 
@@ -81,7 +78,6 @@ async def test_a_schedule_that_changes_meanwhile_is_not_moved(tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
 
 
-@scenario
 async def test_a_damaged_schedule_is_found_and_not_exported(tmp_path: Path) -> None:
     here = Place()
     async with here.worker(recover=False) as app:

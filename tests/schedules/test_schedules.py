@@ -11,7 +11,7 @@ from everstep import step, workflow
 from everstep.errors import Damaged, Misuse, StoreError, UnknownSchedule
 from everstep.stores.protocol import MarkRestored
 from everstep.testing.faulty_store import FaultyStore
-from tests.schedules.kit import NINE, Place, scenario, until
+from tests.schedules.kit import NINE, Place, until
 
 TIDIED: list[tuple[str, str]] = []
 HOUR = 3600
@@ -70,7 +70,6 @@ async def ended(place: Place, run: str) -> None:
     await until(lambda: place.status(run) in ("completed", "failed", "cancelled"))
 
 
-@scenario
 async def test_each_tick_starts_a_run_that_names_it(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(tidy, "desk", name="hourly", cron="0 * * * *", tags={"team": "a"})
@@ -90,7 +89,6 @@ async def test_each_tick_starts_a_run_that_names_it(place: Place) -> None:
         assert (facts.fired, facts.skipped, facts.missed, facts.last_run) == (2, 0, 0, f"hourly@{at(11)}")
 
 
-@scenario
 async def test_of_several_workers_one_starts_a_tick(place: Place) -> None:
     async with place.worker() as one, place.worker() as two, place.worker() as three:
         await one.schedule(tidy, name="hourly", every=HOUR, overlap="allow")
@@ -104,7 +102,6 @@ async def test_of_several_workers_one_starts_a_tick(place: Place) -> None:
         assert (await one.get_schedule("hourly").show()).fired == 19
 
 
-@scenario
 async def test_without_a_worker_nothing_is_started(place: Place) -> None:
     async with place.worker(recover=False) as app:
         await app.schedule(tidy, every=HOUR)
@@ -112,7 +109,6 @@ async def test_without_a_worker_nothing_is_started(place: Place) -> None:
         assert place.runs() == []
 
 
-@scenario
 async def test_a_schedule_is_left_to_a_worker_that_knows_its_workflow(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule("elsewhere", "x", name="other", every=HOUR)
@@ -122,7 +118,6 @@ async def test_a_schedule_is_left_to_a_worker_that_knows_its_workflow(place: Pla
         assert (await app.get_schedule("other").show()).workflow == "elsewhere"
 
 
-@scenario
 async def test_what_the_code_declares_holds_for_the_runs_of_a_schedule(place: Place) -> None:
     async with place.worker(recover=False) as app:
         await app.schedule("limited", name="l", every=HOUR)
@@ -136,7 +131,6 @@ async def test_what_the_code_declares_holds_for_the_runs_of_a_schedule(place: Pl
 
 
 # -- catching up -----------------------------------------------------------------------------------------------------
-@scenario
 async def test_of_the_ticks_that_were_missed_only_the_newest_is_started(place: Place) -> None:
     async with place.worker(recover=False) as app:
         await app.schedule(tidy, name="s", every=HOUR, overlap="allow")
@@ -150,7 +144,6 @@ async def test_of_the_ticks_that_were_missed_only_the_newest_is_started(place: P
         assert place.runs() == [f"s@{at(14)}", f"s@{at(15)}"]
 
 
-@scenario
 async def test_all_that_was_missed_is_started_if_that_is_wanted_up_to_a_bound(place: Place) -> None:
     async with place.worker(recover=False) as app:
         await app.schedule(tidy, name="s", every=HOUR, overlap="allow", catch_up="all", catch_up_max=3)
@@ -161,7 +154,6 @@ async def test_all_that_was_missed_is_started_if_that_is_wanted_up_to_a_bound(pl
         assert (await app.get_schedule("s").show()).missed == 2
 
 
-@scenario
 async def test_nothing_that_was_missed_is_started_if_that_is_wanted(place: Place) -> None:
     async with place.worker(recover=False) as app:
         await app.schedule(tidy, name="s", every=HOUR, catch_up="none")
@@ -174,7 +166,6 @@ async def test_nothing_that_was_missed_is_started_if_that_is_wanted(place: Place
         assert place.runs() == [f"s@{at(11)}"]
 
 
-@scenario
 async def test_a_year_of_seconds_that_were_missed_takes_no_time(place: Place) -> None:
     async with place.worker(recover=False) as app:
         await app.schedule(tidy, name="s", cron="* * * * * *", overlap="allow")
@@ -186,7 +177,6 @@ async def test_a_year_of_seconds_that_were_missed_takes_no_time(place: Place) ->
 
 
 # -- overlap ---------------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_tick_is_skipped_while_the_run_before_is_under_way(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(wait, name="s", every=HOUR)
@@ -203,7 +193,6 @@ async def test_a_tick_is_skipped_while_the_run_before_is_under_way(place: Place)
         assert place.runs() == [first, f"s@{at(13)}"]
 
 
-@scenario
 async def test_the_newest_tick_waits_for_the_run_before(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(wait, name="s", every=HOUR, overlap="queue")
@@ -221,7 +210,6 @@ async def test_the_newest_tick_waits_for_the_run_before(place: Place) -> None:
         assert (await app.get_schedule("s").show()).buffered is None
 
 
-@scenario
 async def test_the_end_of_a_run_here_is_heard_of_at_once(place: Place) -> None:
     HINDERED.append(asyncio.Event())
     async with place.worker() as app:
@@ -236,7 +224,6 @@ async def test_the_end_of_a_run_here_is_heard_of_at_once(place: Place) -> None:
         await until(lambda: place.runs() == [f"s@{at(10)}", f"s@{at(11)}"])
 
 
-@scenario
 async def test_a_tick_that_waits_is_started_by_another_worker_when_this_one_is_gone(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(wait, name="s", every=HOUR, overlap="queue")
@@ -250,7 +237,6 @@ async def test_a_tick_that_waits_is_started_by_another_worker_when_this_one_is_g
         await until(lambda: place.runs() == [f"s@{at(10)}", f"s@{at(11)}"])
 
 
-@scenario
 async def test_runs_may_overlap_if_that_is_wanted(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(wait, name="s", every=HOUR, overlap="allow")
@@ -259,7 +245,6 @@ async def test_runs_may_overlap_if_that_is_wanted(place: Place) -> None:
         assert place.runs() == [f"s@{at(hour)}" for hour in (10, 11, 12)]
 
 
-@scenario
 async def test_the_run_before_is_cancelled_and_the_next_one_begins_when_it_has_ended(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(wait, name="s", every=HOUR, overlap="cancel")
@@ -275,7 +260,6 @@ async def test_the_run_before_is_cancelled_and_the_next_one_begins_when_it_has_e
         assert (first, "over") in TIDIED  # its code has cleaned up
 
 
-@scenario
 async def test_a_held_run_is_under_way_until_somebody_resolves_it(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(wait, name="s", every=HOUR)
@@ -291,7 +275,6 @@ async def test_a_held_run_is_under_way_until_somebody_resolves_it(place: Place) 
 
 
 # -- jitter ----------------------------------------------------------------------------------------------------------
-@scenario
 async def test_with_jitter_a_run_begins_later_and_keeps_the_id_of_its_tick(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(tidy, name="s", every=HOUR, jitter=1800)
@@ -307,7 +290,6 @@ async def test_with_jitter_a_run_begins_later_and_keeps_the_id_of_its_tick(place
 
 
 # -- what people do --------------------------------------------------------------------------------------------------
-@scenario
 async def test_a_paused_schedule_starts_nothing_and_what_it_left_out_is_not_made_up_for(place: Place) -> None:
     async with place.worker() as app:
         schedule = await app.schedule(tidy, name="s", every=HOUR)
@@ -324,7 +306,6 @@ async def test_a_paused_schedule_starts_nothing_and_what_it_left_out_is_not_made
         assert (await schedule.show()).note == ""
 
 
-@scenario
 async def test_resuming_what_is_not_paused_changes_nothing(place: Place) -> None:
     async with place.worker(recover=False) as app:
         schedule = await app.schedule(tidy, name="s", every=HOUR)
@@ -335,7 +316,6 @@ async def test_resuming_what_is_not_paused_changes_nothing(place: Place) -> None
         assert place.runs() == [f"s@{at(11)}"]
 
 
-@scenario
 async def test_a_trigger_starts_a_run_now_also_when_it_is_paused_or_one_is_under_way(place: Place) -> None:
     async with place.worker() as app:
         schedule = await app.schedule(wait, name="s", every=HOUR)
@@ -352,7 +332,6 @@ async def test_a_trigger_starts_a_run_now_also_when_it_is_paused_or_one_is_under
         assert place.clock.now() == (await schedule.show()).paused_at + 60_000_001  # type: ignore[operator]
 
 
-@scenario
 async def test_a_trigger_is_kept_until_a_worker_is_there(place: Place) -> None:
     async with place.worker(recover=False) as app:
         schedule = await app.schedule(tidy, name="s", every=HOUR)
@@ -363,7 +342,6 @@ async def test_a_trigger_is_kept_until_a_worker_is_there(place: Place) -> None:
         assert place.runs() == [run]
 
 
-@scenario
 async def test_a_backfill_starts_the_ticks_of_a_time_once(place: Place) -> None:
     async with place.worker() as app:
         schedule = await app.schedule(tidy, "desk", name="s", every=HOUR)
@@ -379,7 +357,6 @@ async def test_a_backfill_starts_the_ticks_of_a_time_once(place: Place) -> None:
         assert sorted(TIDIED) == [(run, "desk") for run in ids]
 
 
-@scenario
 async def test_a_backfill_leaves_out_what_is_still_to_come_and_is_bounded(place: Place) -> None:
     async with place.worker() as app:
         schedule = await app.schedule(tidy, name="s", cron="* * * * *")
@@ -393,7 +370,6 @@ async def test_a_backfill_leaves_out_what_is_still_to_come_and_is_bounded(place:
             await schedule.backfill("yesterday", NINE)
 
 
-@scenario
 async def test_a_deleted_schedule_starts_nothing_and_its_runs_go_on(place: Place) -> None:
     async with place.worker() as app:
         schedule = await app.schedule(wait, name="s", every=HOUR)
@@ -408,7 +384,6 @@ async def test_a_deleted_schedule_starts_nothing_and_its_runs_go_on(place: Place
                 await verb()
 
 
-@scenario
 async def test_declared_again_it_is_the_same_and_declared_otherwise_it_changes_from_now_on(place: Place) -> None:
     async with place.worker(recover=False) as app:
         await app.schedule(tidy, "a", name="s", every=HOUR)
@@ -424,7 +399,6 @@ async def test_declared_again_it_is_the_same_and_declared_otherwise_it_changes_f
         assert await app.get(f"s@{at(12)}").result() == "b"
 
 
-@scenario
 async def test_a_changed_schedule_stays_paused(place: Place) -> None:
     async with place.worker() as app:
         schedule = await app.schedule(tidy, "a", name="s", every=HOUR)
@@ -435,7 +409,6 @@ async def test_a_changed_schedule_stays_paused(place: Place) -> None:
         assert (await schedule.show()).note == "why"
 
 
-@scenario
 async def test_a_run_that_has_the_id_already_is_the_run_of_the_tick(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(wait, name="s", every=HOUR)
@@ -448,7 +421,6 @@ async def test_a_run_that_has_the_id_already_is_the_run_of_the_tick(place: Place
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a@b", "-a", "x" * 151, None])
-@scenario
 async def test_a_schedule_has_a_name_that_fits_into_ids(place: Place, name: Any) -> None:
     async with place.worker(recover=False) as app:
         if name:
@@ -458,7 +430,6 @@ async def test_a_schedule_has_a_name_that_fits_into_ids(place: Place, name: Any)
             assert (await app.schedule(tidy, name=name, every=HOUR)).name == "tidy"
 
 
-@scenario
 async def test_arguments_that_do_not_fit_are_refused_when_it_is_made(place: Place) -> None:
     async with place.worker(recover=False) as app:
         with pytest.raises(TypeError):
@@ -471,7 +442,6 @@ async def test_arguments_that_do_not_fit_are_refused_when_it_is_made(place: Plac
 # -- faults ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["due_schedules", "next_schedule", "commit", "run"])
 @pytest.mark.parametrize("after", [False, True])
-@scenario
 async def test_a_store_that_fails_for_a_while_loses_and_doubles_no_tick(place: Place, method: str, after: bool) -> None:
     faulty = FaultyStore(place.store)
     app = await everstep.App(faulty.as_store(), recover=True, clock=place.clock).open()
@@ -493,14 +463,13 @@ async def test_a_store_that_fails_for_a_while_loses_and_doubles_no_tick(place: P
         await app.close()
 
 
-@scenario
 async def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(tidy, name="broken", every=HOUR)
         await app.schedule(tidy, name="sound", every=HOUR)
         await app.schedule(tidy, name="worse", every=HOUR)
-        place.store._schedules["broken"].definition = b'{"workflow": 1}'
-        place.store._schedules["worse"].state, place.store._schedules["worse"].waits = b"\xff", True
+        place.store.do("UPDATE schedules SET definition = ? WHERE name = 'broken'", b'{"workflow": 1}')
+        place.store.do("UPDATE schedules SET state = ?, waits = 1 WHERE name = 'worse'", b"\xff")
         await place.move(app, HOUR)
         await ended(place, f"sound@{at(10)}")
         assert place.runs() == [f"sound@{at(10)}"]
@@ -511,7 +480,6 @@ async def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(place: Pl
         assert [one.name for one in await app.schedules()] == ["sound"]
 
 
-@scenario
 async def test_a_clock_that_was_set_back_neither_loses_nor_doubles_a_tick(place: Place) -> None:
     async with place.worker() as app:
         await app.schedule(tidy, name="s", every=HOUR, overlap="allow")
@@ -526,7 +494,6 @@ async def test_a_clock_that_was_set_back_neither_loses_nor_doubles_a_tick(place:
         assert place.runs() == [f"s@{at(11)}", f"s@{at(12)}"]
 
 
-@scenario
 async def test_after_a_restored_backup_a_tick_that_may_have_been_started_asks_before_it_acts(place: Place) -> None:
     async with place.worker(recover=False) as app:
         await app.schedule(tidy, name="s", every=HOUR, overlap="allow")
@@ -553,7 +520,6 @@ class Counting(FaultyStore):
         return super().__getattr__(name)
 
 
-@scenario
 async def test_a_worker_that_waits_for_a_tick_asks_nothing(place: Place) -> None:
     store = Counting(place.store)
     app = await everstep.App(store.as_store(), recover=True, clock=place.clock).open()
@@ -570,7 +536,6 @@ async def test_a_worker_that_waits_for_a_tick_asks_nothing(place: Place) -> None
         await app.close()
 
 
-@scenario
 async def test_an_alarm_that_rings_too_early_is_set_again(place: Place) -> None:
     """On a real clock no alarm is set for later than an hour."""
     async with place.worker() as app:

@@ -5,14 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import apsw
 
 import everstep
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import EventRow
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import (
     LAST,
     Append,
@@ -26,7 +25,8 @@ from everstep.stores.protocol import (
     Store,
     Verdict,
 )
-from everstep.stores.sqlite import SqliteStore
+from everstep.stores.sqlite import MemoryStore, SqliteStore
+from tests.stores.model_reads import ModelStore
 from tests.waiting import open_raw
 
 if TYPE_CHECKING:
@@ -144,6 +144,18 @@ class Harness:
         return self.store.due(at=at, workflows=["order"], worker=worker, everyone=everyone, limit=limit)
 
 
+class ModelHarness(Harness):
+    """The model that the differential tests compare every store with."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._model = ModelStore(lambda: self.now)
+        self.store = cast(Store, self._model)
+
+    def kill(self, worker: str) -> None:
+        self._model.dead.add(worker)
+
+
 class MemoryHarness(Harness):
     """The in-memory store."""
 
@@ -152,7 +164,7 @@ class MemoryHarness(Harness):
         self.store = self._memory = MemoryStore(clock=lambda: self.now)
 
     def kill(self, worker: str) -> None:
-        self._memory.kill_worker(worker)
+        self._memory._workers._held.pop(worker).release()
 
 
 class SqliteHarness(Harness):

@@ -6,8 +6,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import StartRun
+from everstep.stores.sqlite import MemoryStore
 from tests.stores.kit import HARNESSES, Harness, new_run
 
 

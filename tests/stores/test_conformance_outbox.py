@@ -13,12 +13,12 @@ from tests.stores.kit import Harness, new_run
 
 @pytest.fixture
 def connection(harness: Harness) -> Iterator[Any]:
-    """A caller's own connection. A store that is in no database refuses any."""
+    """A caller's own connection. A store in memory refuses any."""
     caller = harness.caller()
     if caller is None:
         with pytest.raises(Misuse, match="no database"):
             harness.store.write_in(object(), [])
-        pytest.skip("this store is in no database")
+        pytest.skip("no connection leads to a store in memory")
     yield caller
     caller.close()
 

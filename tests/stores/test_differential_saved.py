@@ -1,4 +1,4 @@
-"""Random changes of threads and items give equal verdicts and equal reads on every store."""
+"""Random changes of threads and items give equal verdicts and equal reads on every store, and on a model."""
 
 import tempfile
 from pathlib import Path
@@ -19,7 +19,7 @@ from everstep.stores.rows.saved import (
     SavedWrite,
     TakeThread,
 )
-from tests.stores.kit import HARNESSES, Harness
+from tests.stores.kit import HARNESSES, Harness, ModelHarness
 
 THREADS, NAMESPACES, IDS, WORKERS = ["t", "u"], ["", "n"], ["1", "2", "3"], ["w0", "w1"]
 threads, namespaces, ids = st.sampled_from(THREADS), st.sampled_from(NAMESPACES), st.sampled_from(IDS)
@@ -79,7 +79,7 @@ def everything(store: Store) -> list[Any]:
 
 def same_on(store: str, batches: list[list[Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        reference, other = HARNESSES["memory"](Path(folder)), HARNESSES[store](Path(folder))
+        reference, other = ModelHarness(Path(folder)), HARNESSES[store](Path(folder))
         try:
             compare(reference, other, batches)
         finally:
@@ -98,12 +98,12 @@ def compare(reference: Harness, other: Harness, batches: list[list[Any]]) -> Non
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.lists(operations, min_size=1, max_size=4), max_size=6))
-def test_sqlite_does_as_memory_does(batches: list[list[Any]]) -> None:
+def test_sqlite_does_as_the_model_does(batches: list[list[Any]]) -> None:
     same_on("sqlite", batches)
 
 
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.lists(operations, min_size=1, max_size=4), max_size=5))
-def test_postgresql_does_as_memory_does(batches: list[list[Any]]) -> None:
+def test_postgresql_does_as_the_model_does(batches: list[list[Any]]) -> None:
     pytest.importorskip("psycopg")
     same_on("postgres", batches)

@@ -12,8 +12,9 @@ import pytest
 
 import everstep
 from everstep.errors import StoreFailed, StoreMoved
+from everstep.stores.brief import Busy
 from everstep.stores.protocol import Accepted, StartRun
-from everstep.stores.sqlite import SqliteStore
+from everstep.stores.sqlite import SqliteStore, connections
 from everstep.worker.serving import WorkerApp
 from tests.stores.kit import new_run
 
@@ -134,6 +135,23 @@ def test_a_file_that_is_written_by_others_checkpointed_and_vacuumed_is_not_moved
     store._writer.refuse_if_moved(now=True)
     assert store.commit([StartRun(new_run("later"))]) == [Accepted()]
     assert store.run("r0") is not None
+
+
+def test_a_commit_that_must_not_wait_leaves_the_look_to_a_thread_and_looks_itself_if_there_is_none(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.commit([StartRun(new_run("at once"))], patient=False) == [Accepted()]
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.0)
+    store._writer.refuse_if_moved(now=True)
+    with pytest.raises(Busy):
+        store.commit([StartRun(new_run("r"))], patient=False)
+    assert store.run("r") is None
+    assert store.commit([StartRun(new_run("r"))]) == [Accepted()]  # on a thread: it may wait
+    with pytest.raises(Busy):
+        store.commit([StartRun(new_run("s"))], patient=False)
+    move(path)
+    with pytest.raises(StoreMoved):
+        store.commit([StartRun(new_run("s"))], patient=False)
 
 
 @pytest.mark.parametrize("way", [move, remove_wal])

@@ -73,7 +73,7 @@ def test_what_a_stranger_put_at_a_name_of_the_store_is_refused_and_left_alone(
             one.unlink()
     plant(shared / name, victim)
     before = os.lstat(shared / name)
-    with pytest.raises(StoreUnusable, match="everybody can write"):
+    with pytest.raises(StoreUnusable, match="every user can write"):
         SqliteStore(shared / "runs.db")
     assert victim.read_bytes() == b"mine"
     assert not (tmp_path / "new").exists()
@@ -106,7 +106,7 @@ def test_what_comes_between_looking_and_opening_is_found_and_nothing_of_it_is_be
 
     monkeypatch.setattr(opening, "check_is_store", look_and_lose)
     monkeypatch.setattr(opening, "_switch_to_wal", switch_as_nobody)
-    with pytest.raises(StoreUnusable, match="everybody can write"):
+    with pytest.raises(StoreUnusable, match="every user can write"):
         SqliteStore(path)
     assert path.read_bytes() == content
     assert Path(f"{path}-wal").read_bytes() == log

@@ -88,11 +88,8 @@ def test_the_same_code_replays_and_runs_no_step(files: tuple[Path, Path]) -> Non
     assert RAN == []
 
 
-def test_it_can_be_replayed_inside_an_event_loop(files: tuple[Path, Path]) -> None:
-    async def main() -> None:
-        replay_golden(files[0], golden_shop)
-
-    asyncio.run(main())
+async def test_it_can_be_replayed_inside_an_event_loop(files: tuple[Path, Path]) -> None:
+    replay_golden(files[0], golden_shop)
 
 
 def test_a_bare_history_has_no_payload(files: tuple[Path, Path]) -> None:

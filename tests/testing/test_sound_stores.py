@@ -6,7 +6,7 @@ import everstep
 from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.testing.checker import check, export_histories
-from tests.engine.resume_helpers import Gate, Machine, scenario
+from tests.engine.resume_helpers import Gate, Machine
 
 GATES: dict[str, Gate] = {}
 
@@ -41,7 +41,6 @@ async def two_parents(machine: Machine, *, waits: bool = True) -> App:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@scenario
 async def test_a_shared_child_may_be_deleted_with_its_first_parent(machine: Machine, waits: bool) -> None:
     app = await two_parents(machine, waits=waits)
     assert broken(machine) == []
@@ -51,7 +50,6 @@ async def test_a_shared_child_may_be_deleted_with_its_first_parent(machine: Mach
     assert broken(machine) == []
 
 
-@scenario
 async def test_another_run_may_have_the_id_of_a_shared_child_then(machine: Machine) -> None:
     app = await two_parents(machine)
     machine.clock.advance(10)
@@ -63,7 +61,6 @@ async def test_another_run_may_have_the_id_of_a_shared_child_then(machine: Machi
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@scenario
 async def test_a_shared_child_may_stay_where_its_first_parent_is(machine: Machine, waits: bool) -> None:
     app = await two_parents(machine, waits=waits)
     path = machine.folder / "file"
@@ -82,7 +79,6 @@ async def test_a_shared_child_may_stay_where_its_first_parent_is(machine: Machin
 
 
 @pytest.mark.parametrize("run", ["p1", "p2"])
-@scenario
 async def test_a_shared_child_that_is_needed_and_gone_is_found(machine: Machine, run: str) -> None:
     app = await two_parents(machine)
     await machine.stop(app)
@@ -93,7 +89,6 @@ async def test_a_shared_child_that_is_needed_and_gone_is_found(machine: Machine,
     assert any("L1" in one and run in one and "kid is not in the store" in one for one in found), found
 
 
-@scenario
 async def test_a_shared_child_that_was_never_there_is_found(machine: Machine) -> None:
     app = await two_parents(machine)
     await machine.stop(app)
@@ -131,11 +126,9 @@ async def second(generation: int, then: str) -> int:
 
 
 @pytest.mark.parametrize("then", ["fails", "is rolled back", "completes"])
-@scenario
 async def test_a_step_that_waited_for_its_key_is_undone_by_a_later_generation(machine: Machine, then: str) -> None:
     GATES["undo"] = Gate()
-    app = await machine.boot()
-    await app.start(first, id="first")
+    app, _ = await machine.start(first, id="first")
     await GATES["undo"].reached.wait()
     run = await app.start(second, 1, then, id="second")
     await machine.until(lambda: "key_taken" in machine.kinds("second"))

@@ -1,4 +1,4 @@
-"""The command line: `everstep …`. One module a command group; click and rich are imported nowhere else."""
+"""The command line: `everstep …`. One module for each command group; click and rich are imported nowhere else."""
 
 from everstep.cli.group import main
 

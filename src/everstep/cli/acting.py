@@ -1,4 +1,4 @@
-"""What a person does to a run: `signal`, `cancel`, `retry`, `hold`, `rollback`. Each is durable when it ends."""
+"""`signal`, `cancel`, `retry`, `hold`, `rollback`: each is durable when the command ends."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,9 +24,9 @@ def _act(
     *,
     in_json: bool,
 ) -> tuple[RunRow, bool]:
-    """Do something to a run, say so, and return the run's row and whether a worker is there.
+    """Act on a run, print the result, and return the run's row and whether a worker is there.
 
-    text: what is said; without it, what `act` returns.
+    text: what to print; by default, what `act` returns.
     """
 
     async def do() -> tuple[RunRow, bool, Any]:
@@ -97,7 +97,7 @@ def cancel_command(run: str, reason: str, grace: float, now: bool, url: str | No
     if not in_json and row.status == "cancelled":
         console().print(styled("  It is cancelled now.", "dim"))
     elif not in_json and not is_served:
-        console().print(styled("  No process drives it: it stops when one takes it up, or at once with --now.", "dim"))
+        console().print(styled("  No process drives it: it stops when one resumes it, or at once with --now.", "dim"))
 
 
 @click.command("retry")
@@ -107,11 +107,11 @@ def cancel_command(run: str, reason: str, grace: float, now: bool, url: str | No
 )
 @store_options
 def retry_command(run: str, across_once: bool, url: str | None, in_json: bool) -> None:
-    """Let a failed run go on from what failed, as a new attempt. What was done stays done.
+    """Continue a failed run from what failed, as a new attempt. What was done stays done.
 
     Signals and requests that the run had not taken when it failed are in its inbox again.
     """
-    text = "goes on from what failed"
+    text = "continues from what failed"
     said = {"retried": True}
     _, is_served = _act(
         run, url, lambda app: app.retry(run, by=user_name(), across_once=across_once), said, text, in_json=in_json
@@ -142,7 +142,7 @@ def rollback_command(run: str, note: str, allow_uncompensated: bool, url: str | 
     """Undo what a run did, the last step first; then it is cancelled.
 
     The compensations of its completed steps (`compensate=`) run, each with its own contract, in a process that knows
-    the workflow. An unfinished run stops for that and its code is not asked; an ended one is taken up once more.
+    the workflow. An unfinished run stops for that, whatever its code does; an ended one is resumed.
     """
     text = "rollback requested"
     row, is_served = _act(

@@ -1,4 +1,4 @@
-"""`everstep approvals` and `everstep approve`: what waits for a person's answer, and the answer."""
+"""`everstep approvals` and `everstep approve`: the open approvals, and a person's answer to one."""
 
 import asyncio
 from typing import Any
@@ -7,19 +7,13 @@ import click
 import msgspec
 
 from everstep.cli.arguments import decoded_json
-from everstep.cli.opening import (
-    acting,
-    approve_words,
-    existing_run,
-    line_to_paste,
-    place_of,
-    reading,
-    store_options,
-    user_name,
-)
+from everstep.cli.opening import acting, existing_run, line_to_paste, reading, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
-from everstep.cli.terminal import between, clean, clean_lines, console, duration, json_text, say_json, styled
+from everstep.cli.terminal import clean, clean_lines, console, json_text, say_json, styled
 from everstep.engine.verbs.approve import Approval, open_approvals
+from everstep.view.run import approve_words
+from everstep.view.store import place_of
+from everstep.view.words import between, duration
 
 
 @click.command("approvals")
@@ -28,7 +22,7 @@ from everstep.engine.verbs.approve import Approval, open_approvals
 def approvals_command(run: str | None, url: str | None, in_json: bool) -> None:
     """List what waits for a person's answer, with the arguments and the line to paste.
 
-    An answer is bound to the arguments that are shown here: if the run asks about others by then, it is refused.
+    An answer is bound to the arguments that are shown here. If the run asks about other ones by then, it is refused.
     """
     with reading(url) as store:
         if run is not None:

@@ -1,4 +1,4 @@
-"""Arguments on the command line: each is JSON, and becomes what the workflow's signature says."""
+"""Arguments on the command line: each is JSON, and is converted to the type in the workflow's signature."""
 
 import inspect
 import shlex
@@ -24,11 +24,11 @@ def decoded_arguments(workflow: Workflow, texts: tuple[str, ...]) -> tuple[Any, 
 
 
 def decoded_json(text: str, what: str) -> Any:
-    """Return the value of a JSON text from the command line; a bare word is answered with how to quote it."""
+    """Return the value of a JSON text from the command line. For a bare word, the error shows how to quote it."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        if text.startswith(('"', "{", "[")):  # meant as JSON, so quoting it once more would not be what is meant
+        if text.startswith(('"', "{", "[")):  # meant as JSON, so the hint must not be to quote it once more
             raise Misuse(f"{what} is not JSON: {text[:80]} ({error}). Is a quote, comma or bracket missing?") from None
         quoted = shlex.quote(msgspec.json.encode(text).decode())
         raise Misuse(f"{what} is not JSON ({error}). If it is a text, write it as {quoted}") from None

@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
-from everstep.cli.opening import place_of, reading, store_options
+from everstep.cli.opening import reading, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.errors import Misuse
 from everstep.testing.checker import RULES, check, export_histories
+from everstep.view.store import place_of
 
 
 @click.command("check")

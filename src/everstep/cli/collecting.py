@@ -7,15 +7,16 @@ from typing import Any, Final
 import click
 
 from everstep.cli.mistakes import EXIT_DONE
-from everstep.cli.opening import acting, place_of, store_options
+from everstep.cli.opening import acting, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.process.retention import Collected
+from everstep.view.store import place_of
 
 LISTED_MAX: Final = 20
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-class Age(click.ParamType[float]):
+class Age(click.ParamType):  # type: ignore[type-arg]  # before click 8.4 it takes none
     """A time such as 30d, 12h or 90m."""
 
     name = "age"
@@ -62,7 +63,7 @@ def gc_command(
 
 
 def _print(done: Collected, place: str, *, dry_run: bool) -> None:
-    """Tell a person what was deleted."""
+    """Print what was deleted."""
     out = console()
     verb = "would be deleted" if dry_run else "deleted"
     out.print(styled("· " if dry_run else "✓ ", "green").append(f"{len(done.runs)} runs {verb} in {place}"))
@@ -73,5 +74,5 @@ def _print(done: Collected, place: str, *, dry_run: bool) -> None:
     if done.keys:
         out.print(styled("· " if dry_run else "✓ ", "green").append(f"{done.keys} keys of actions {verb}"))
     if done.left:
-        why = "kept, held, in doubt, needed by a run that may go on, or one of their family is too young"
+        why = "kept, held, in doubt, needed by a run that may continue, or one of their family is too young"
         out.print(styled(f"  {done.left} are old enough and stay: {why}", "dim"))

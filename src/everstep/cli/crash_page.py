@@ -1,12 +1,13 @@
-"""The report of a crash test as one page: nothing is loaded from anywhere, in light and in dark."""
+"""The report of a crash test as one HTML page, which loads nothing and has a light and a dark theme."""
 
 from html import escape
 from typing import Final
 
-from everstep.cli.terminal import clean, duration
+from everstep.cli.terminal import clean
 from everstep.testing.crash_boundaries import COLUMNS
 from everstep.testing.crash_verdict import Broken
 from everstep.testing.crashtest import Report
+from everstep.view.words import duration
 
 STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --dim: #667; --line: #d8dce2; --good: #1a7f4b;

@@ -11,11 +11,12 @@ import msgspec
 from everstep.cli.arguments import decoded_arguments, decoded_json
 from everstep.cli.crash_page import page_of
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
-from everstep.cli.terminal import clean, console, duration, say_json, shortened, styled
+from everstep.cli.terminal import clean, console, say_json, shortened, styled
 from everstep.model.own_files import refuse_unwritable, replace
 from everstep.testing.crash_boundaries import COLUMNS
 from everstep.testing.crash_verdict import Broken
 from everstep.testing.crashtest import ORDERS, Report, crash_everywhere
+from everstep.view.words import duration
 from everstep.worker.loading import load_workflow
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def crashtest_command(
         options["requests"].setdefault(name, []).append(decoded_json(text, f"--ask {name}"))
     options["environment"] = dict(_pairs(settings, "--env"))
     if html is not None:
-        refuse_unwritable(html)  # before minutes of testing, not after them
+        refuse_unwritable(html)  # check now, not after minutes of testing
     with ProgressLine(silent=in_json) as progress:
         report = crash_everywhere(workflow, *values, progress=progress, **options)
     if html is not None:
@@ -122,7 +123,7 @@ def report_facts(report: Report) -> dict[str, Any]:
 
 # -- progress --------------------------------------------------------------------------------------------------------
 class ProgressLine:
-    """A line that says how far the test is, when there is a terminal."""
+    """A line with the progress of the test, if there is a terminal."""
 
     def __init__(self, *, silent: bool) -> None:
         self._status: Any = None
@@ -140,7 +141,7 @@ class ProgressLine:
             self._status.stop()
 
     def tell(self, what: str, over: int, planned: int) -> None:
-        """Say what is being done."""
+        """Print what is being done."""
         if self._status is not None:
             done = f"{over} of {planned} trials, " if planned else ""
             with self._lock:
@@ -149,7 +150,7 @@ class ProgressLine:
 
 # -- the report ------------------------------------------------------------------------------------------------------
 def print_report(report: Report, html: str | None) -> None:
-    """Print the matrix, and what is broken."""
+    """Print the matrix, and the broken promises."""
     out = console()
     if report.outcomes:
         out.print(draw_matrix(report))

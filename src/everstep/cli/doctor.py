@@ -1,4 +1,4 @@
-"""`everstep doctor`: whether the machine and the store are as they should be."""
+"""`everstep doctor`: whether the machine and the store are in order."""
 
 import os
 import platform
@@ -15,10 +15,8 @@ from everstep.cli.doctor_findings import Finding, Verdict, about_troubles
 from everstep.cli.drawing import counts_text
 from everstep.cli.migrating import file_of, schema_version
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
-from everstep.cli.notices import Notices
 from everstep.cli.opening import line_to_paste, reading, store_options
-from everstep.cli.terminal import clean, console, duration, say_json, styled
-from everstep.cli.workers import unserved
+from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.errors import Error
 from everstep.stores.opening import default_url, is_postgres
 from everstep.stores.protocol import Store, WorkerRow
@@ -26,6 +24,9 @@ from everstep.stores.sqlite import SqliteStore
 from everstep.stores.sqlite.connections import Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import migrations
+from everstep.view.holds import notices_of
+from everstep.view.store import unserved
+from everstep.view.words import duration
 
 WAL_RESET_BUG: Final = ((3, 7, 0), (3, 51, 2))
 """SQLite versions, first and last, whose WAL can be corrupted by one process that checkpoints while another writes."""
@@ -34,7 +35,7 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
     | {"nfs", "nfs4", "smb3", "smbfs"}
 )
 AHEAD_SECONDS: Final = 60.0
-"""So far ahead of the machine's clock the store's may be before that is worth a word."""
+"""How far the store's clock may be ahead of the machine's before doctor reports it, in seconds."""
 NAMED_MAX: Final = 5
 MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "wrong": ("✗", "bold red")}
 
@@ -70,9 +71,9 @@ def _look_at_file(url: str | None) -> tuple[str, list[Finding]]:
 
 
 def _look_at_postgres(named: str, url: str | None) -> tuple[str, list[Finding]]:
-    from everstep.cli.doctor_postgres import about_postgres, about_server
-    from everstep.stores.postgres import PostgresStore
-    from everstep.stores.postgres.addresses import address_of
+    from everstep.cli.doctor_postgres import about_postgres, about_server  # psycopg is an optional dependency
+    from everstep.stores.postgres import PostgresStore  # psycopg is an optional dependency
+    from everstep.stores.postgres.addresses import address_of  # psycopg is an optional dependency
 
     shown = address_of(named).shown
     try:
@@ -96,7 +97,7 @@ def _print(findings: list[Finding]) -> None:
 
 
 def about_versions() -> list[Finding]:
-    """Look at Python, Everstep and SQLite."""
+    """Check the versions of Python, Everstep and SQLite."""
     return [
         Finding("python", "ok", f"{platform.python_version()} ({platform.python_implementation()}, {sys.platform})"),
         Finding("everstep", "ok", __version__),
@@ -115,7 +116,7 @@ def sqlite_finding(sqlite: str, binding: str) -> Finding:
 
 
 def about_file(url: str | None) -> list[Finding]:
-    """Look at the store's file from outside."""
+    """Check the store's file from outside."""
     path = file_of(url)
     if not os.path.exists(path):
         return [Finding("store", "warning", f"{path} does not exist yet; the first run makes it"), _file_system(path)]
@@ -164,7 +165,7 @@ def file_system_of(folder: str, mounts: str = "/proc/self/mountinfo") -> str:
 
 
 def about_database(path: str) -> list[Finding]:
-    """Look into the file: its journal mode and its structure."""
+    """Check the file: its journal mode and its structure."""
     connection = connect(path, durability="power", patience=Patience(), flags=apsw.SQLITE_OPEN_READWRITE, vfs=None)
     try:
         journal = str(connection.pragma("journal_mode"))
@@ -180,7 +181,7 @@ def about_database(path: str) -> list[Finding]:
 
 
 def about_workers(store: Store, path: str) -> list[Finding]:
-    """Look at who drives runs, and who died doing it."""
+    """Check which workers drive runs, and which died while they did."""
     rows = store.workers()
     locks = LiveLocks(path + "-live")
     try:
@@ -198,7 +199,7 @@ def about_workers(store: Store, path: str) -> list[Finding]:
 
 
 def about_unserved(store: Store) -> list[Finding]:
-    """Look for runs that wait for a worker which nobody has started."""
+    """Find runs that wait for a worker that does not exist."""
     lonely = unserved(store)
     if not lonely:
         return []
@@ -220,7 +221,7 @@ def about_clock(store: Store) -> list[Finding]:
 def _life_of(row: WorkerRow, is_held: Callable[[int], bool]) -> str:
     if not is_held(row.place):
         return "dead; its runs are free"
-    return "alive" if row.has_lease else "its process lives but did not prolong its lease: stopped or stuck"
+    return "alive" if row.has_lease else "its process lives but did not renew its lease: stopped or stuck"
 
 
 def about_runs(store: Store, url: str | None) -> list[Finding]:
@@ -230,7 +231,7 @@ def about_runs(store: Store, url: str | None) -> list[Finding]:
     findings = [Finding("runs", "ok", summary)]
     if damaged := store.runs_without_status(NAMED_MAX + 1):
         named = ", ".join(damaged[:NAMED_MAX]) + (", and more" if len(damaged) > NAMED_MAX else "")
-        text = f"{named}: damaged, without a status. Each is put right by {line_to_paste('repair', 'RUN', url=url)}"
+        text = f"{named}: damaged, without a status. Repair each with {line_to_paste('repair', 'RUN', url=url)}"
         findings.append(Finding("runs", "wrong", text))
     holds: list[Any] = store.holds()
     if holds:
@@ -242,12 +243,12 @@ def about_runs(store: Store, url: str | None) -> list[Finding]:
 
 def about_notifications(store: Store, url: str | None) -> list[Finding]:
     """Count who has not been told of a hold."""
-    counts = Notices(store).counts()
-    if not counts["undelivered"]:
+    notices = [one for of_hold in notices_of(store).values() for one in of_hold]
+    if not notices:
         return []
-    text = f"{counts['undelivered']} undelivered"
-    if counts["unserved"]:
-        text += f", {counts['unserved']} of them without a worker that has their target"
-    if counts["given up"]:
-        text += f", {counts['given up']} given up"
+    text = f"{len(notices)} undelivered"
+    if lonely := sum(one.state == "pending" and not one.is_served for one in notices):
+        text += f", {lonely} of them without a worker that has their target"
+    if given_up := sum(one.state == "given up" for one in notices):
+        text += f", {given_up} given up"
     return [Finding("notifications", "warning", f"{text}: {line_to_paste('holds', url=url)}")]

@@ -1,17 +1,17 @@
-"""What `everstep doctor` finds."""
+"""The findings of `everstep doctor`."""
 
 from typing import Literal
 
 import msgspec
 
-from everstep.cli.workers import troubles_in
 from everstep.stores.protocol import WorkerRow
+from everstep.view.store import worker_view
 
 Verdict = Literal["ok", "warning", "wrong"]
 
 
 class Finding(msgspec.Struct):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     verdict: Verdict
@@ -20,4 +20,4 @@ class Finding(msgspec.Struct):
 
 def about_troubles(row: WorkerRow, now: int) -> list[Finding]:
     """Say what a worker could not do in the background."""
-    return [Finding("background", "warning", f"{row.id}: {line}") for line in troubles_in(row, now)]
+    return [Finding("background", "warning", f"{row.id}: {line}") for line in worker_view(row).sentences(now)]

@@ -7,27 +7,27 @@ from typing import Final
 from everstep import __version__
 from everstep.cli.doctor_findings import Finding, Verdict, about_troubles
 from everstep.cli.opening import line_to_paste
-from everstep.cli.terminal import duration
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.opening import migrations, stored_version
 from everstep.stores.postgres.store import Pin
+from everstep.view.words import duration
 
 APART_SECONDS: Final = 1.0
-"""So far the server's clock may be from the machine's before that is worth a word."""
+"""How far the server's clock may differ from the machine's before doctor reports it, in seconds."""
 
 PINNED_SECONDS: Final = 300.0
-"""How old a transaction has to be before it is worth a word."""
+"""The minimum age of a transaction that doctor reports, in seconds."""
 
 LOSES: Final = {
     "fsync": "a power failure may lose or damage everything",
     "full_page_writes": "a power failure may damage pages, unless the file system writes them whole",
     "synchronous_commit": "a crash of the server may lose the last moment, which Everstep believes durable",
 }
-"""Settings that must be on, and what happens if they are not."""
+"""Settings that must be on, and the consequence if they are not."""
 
 
 def about_server(url: str) -> list[Finding]:
-    """Look at versions, and at the store from outside."""
+    """Check the versions, and the store from outside."""
     version, newest = stored_version(url), len(migrations("everstep"))
     findings = [
         Finding("python", "ok", f"{platform.python_version()} ({platform.python_implementation()}, {sys.platform})"),
@@ -38,12 +38,12 @@ def about_server(url: str) -> list[Finding]:
     if version < newest:
         text = f"version {version}; this release needs {newest}: {line_to_paste('migrate', url=url)}"
         return [*findings, Finding("schema", "warning", text)]
-    more = ", of a newer release that this one can live with" if version > newest else ""
+    more = ", of a newer release that this one can work with" if version > newest else ""
     return [*findings, Finding("schema", "ok", f"version {version}{more}")]
 
 
 def about_postgres(store: PostgresStore) -> list[Finding]:
-    """Look into the server: its settings, its clock, and who works with it."""
+    """Check the server: its settings, its clock, and its workers."""
     facts = store.facts()
     findings = [Finding("store", "ok", store.url), Finding("postgresql", "ok", facts["server_version"])]
     for name, loss in LOSES.items():
@@ -56,7 +56,7 @@ def about_postgres(store: PostgresStore) -> list[Finding]:
 
 
 def _about_standbys(facts: dict[str, str]) -> list[Finding]:
-    """Say what a promotion of a standby would mean for what Everstep believes durable."""
+    """Report what promoting a standby would mean for data that Everstep believes durable."""
     names, count = facts["synchronous_standby_names"], int(facts["standbys"])
     if names and facts["synchronous_commit"] not in ("local", "off"):
         return [Finding("standbys", "ok", f"a commit waits for {names}: a promotion of it loses nothing")]
@@ -70,7 +70,7 @@ def _about_standbys(facts: dict[str, str]) -> list[Finding]:
 
 
 def _about_pins(store: PostgresStore) -> list[Finding]:
-    """Name what keeps dead rows from being removed."""
+    """Name what prevents dead rows from being removed."""
     found = [Finding("horizon", "warning", _pinned(pin)) for pin in store.pins(PINNED_SECONDS)]
     return found or [Finding("horizon", "ok", "no transaction is older than five minutes")]
 
@@ -108,7 +108,7 @@ def _about_workers(store: PostgresStore) -> list[Finding]:
         is_alive, lapsed = store.is_alive(row), not row.has_lease
         state = "alive" if is_alive else "dead; its runs are free"
         if is_alive and lapsed:
-            state = "its connection lives but it did not prolong its lease: stopped or stuck"
+            state = "its connection lives but it did not renew its lease: stopped or stuck"
         verdict: Verdict = "ok" if state == "alive" else "warning"
         findings.append(Finding("worker", verdict, f"{row.id} (process {row.pid} on {row.host}): {state}"))
         findings += about_troubles(row, store.now())

@@ -1,14 +1,14 @@
-"""Timelines in the terminal: a row for each step, timer, signal and child, with a bar over time."""
+"""Timelines in the terminal: one row for each step, timer, signal and child, with a bar over time."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from everstep.cli.terminal import add_fitted, between, clean, shortened, styled
-from everstep.cli.timeline import Timeline, error_line
-from everstep.cli.timeline_rows import Row
+from everstep.cli.terminal import add_fitted, clean, shortened, styled
 from everstep.model.status import STATUSES
+from everstep.view.timeline import Row
+from everstep.view.words import between, error_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,11 +23,11 @@ MARKS: Final = {
 }
 UNDONE: Final = {"wanted": "to be undone", "compensated": "undone", "skipped": "not undone, a person decided"}
 COMPRESSED_FROM: Final = 10_000_000
-"""Shorter runs (microseconds) are drawn to scale, whatever they wait for."""
+"""Shorter runs (microseconds) are drawn to scale, however long they wait."""
 ROWS_FIRST: Final = 100
 ROWS_BETWEEN: Final = 200
 ROWS_LAST: Final = 200
-"""Of a run with more rows than the first and the last of these, not all are drawn."""
+"""The number of last rows that are always drawn of a run with many rows."""
 NAME_CHARACTERS_MAX: Final = 28
 _FIRST_TEXT: Final = re.compile(r'\[\["((?:[^"\\]|\\.)*)"')
 WAITING: Final = {
@@ -50,7 +50,9 @@ STATUS_STYLES: Final = {
 
 
 class Scale:
-    """Time to columns. When most of a run is one long wait, longer times are drawn shorter and the axis says so."""
+    """Maps time to columns. When most of a run is one long wait, longer times are drawn shorter and the axis says
+    so.
+    """
 
     def __init__(self, times: list[int], width: int) -> None:
         self.width = width
@@ -79,36 +81,34 @@ class Scale:
         return min(self.width - 1, round(low + share * (high - low)))
 
 
-def times_of(timeline: Timeline, now: int) -> list[int]:
+def times_of(rows: Sequence[Row], started_at: int, now: int) -> list[int]:
     """Return every time at which something in a timeline begins or ends."""
-    times = [timeline.started_at, now]
-    for row in timeline.rows:
+    times = [started_at, now]
+    for row in rows:
         times += [row.started_at, row.ended_at or now]
         times += [at for attempt in row.attempts for at in (attempt.started_at, attempt.ended_at) if at]
     return times
 
 
-def draw_timeline(timeline: Timeline, *, now: int, width: int, most: int = 0) -> "RenderableType":
+def draw_timeline(every: list[Row], started_at: int, *, now: int, width: int, most: int = 0) -> "RenderableType":
     """Return the timeline as a table as wide as the terminal. With `most`, only so many of the newest rows."""
     from rich.console import Group
     from rich.table import Table
 
-    rows = timeline.rows[-most:] if most else abridged(timeline.rows)
+    rows = every[-most:] if most else abridged(every)
     names = min(max([len(row.name) for row in rows] + [12]), NAME_CHARACTERS_MAX)
     bar = max(20, min(56, width - names - 56))
-    scale = Scale(times_of(timeline, now), bar)
+    scale = Scale(times_of(every, started_at, now), bar)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim", pad_edge=False)
     table.add_column("", width=1, no_wrap=True)
     table.add_column("step", width=names, no_wrap=True)
     table.add_column("contract", no_wrap=True)
-    table.add_column(
-        axis(bar, between(timeline.started_at, now), compressed=scale.is_compressed), width=bar, no_wrap=True
-    )
+    table.add_column(axis(bar, between(started_at, now), compressed=scale.is_compressed), width=bar, no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     cells = [cells_of(row, scale, now) for row in rows]
     add_fitted(table, cells, width)
-    hidden = len(timeline.rows) - len(rows)
+    hidden = len(every) - len(rows)
     if hidden and most:
         return Group(styled(f"  … {hidden} earlier rows", "dim"), table)
     if hidden:
@@ -119,7 +119,7 @@ def draw_timeline(timeline: Timeline, *, now: int, width: int, most: int = 0) ->
 
 
 def abridged(rows: list[Row]) -> list[Row]:
-    """Return what a person wants to see of very many rows: the first and last, and whatever did not just complete."""
+    """Return the rows that a person needs of very many: the first and last, and those that did not simply complete."""
     if len(rows) <= ROWS_FIRST + ROWS_LAST:
         return rows
     middle = [row for row in rows[ROWS_FIRST:-ROWS_LAST] if not _just_completed(row)]
@@ -132,7 +132,7 @@ def _just_completed(row: Row) -> bool:
 
 
 def axis(width: int, length: str, *, compressed: bool) -> "Text":
-    """Return the heading of the bars: where time begins and ends."""
+    """Return the heading of the bars: the beginning and the end of the time."""
     end = f"{length} (compressed)" if compressed else length
     return styled("0" + end.rjust(width - 1), "dim")
 
@@ -177,7 +177,7 @@ def bar_of(row: Row, scale: Scale, now: int) -> "Text":
 
 def _fill_attempts(row: Row, fill: Callable[[int, int, str, str], None], now: int) -> None:
     began = row.attempts[0].started_at if row.attempts else row.ended_at or now
-    if began > row.started_at:  # until then another step had its key, or there was no room for it in the budget
+    if began > row.started_at:  # until then another step had its key, or its budget had no room
         fill(row.started_at, began, "┄", "dim")
     if not row.attempts:
         return
@@ -200,7 +200,7 @@ def _joined(cells: list[tuple[str, str]]) -> "Text":
 
 
 def remark_of(row: Row) -> "Text":
-    """Return what is worth saying about a row: crashes, attempts, errors, values."""
+    """Return the notable facts about a row: crashes, attempts, errors, values."""
     parts: list[tuple[str, str]] = []
     if row.crashes:
         parts.append((f"killed {times(row.crashes)}", "bold red"))
@@ -232,7 +232,9 @@ def remark_of(row: Row) -> "Text":
 
 
 def file_of(row: Row) -> str:
-    """Return which file a file effect is about, and "" for any other row. Its arguments may be cut off after that."""
+    """Return the file of a file effect, and "" for any other row. The preview of its arguments may be cut off after
+    it.
+    """
     found = _FIRST_TEXT.match(row.arguments) if row.name.startswith("files.") else None
     return found.group(1) if found else ""
 
@@ -243,7 +245,7 @@ def times(count: int) -> str:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return how many runs there are in each status; those whose status is none are damaged."""
+    """Return the number of runs in each status, and of damaged ones without a valid status."""
     known = [f"{counts[status]} {status}" for status in STATUSES if counts.get(status)]
     damaged = sum(count for status, count in counts.items() if status not in STATUSES)
     return ", ".join([*known, *([f"{damaged} damaged, without a status"] if damaged else [])])

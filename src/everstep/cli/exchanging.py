@@ -1,4 +1,4 @@
-"""What a person exchanges with a run while it runs: `ask` and wait for the answer, `stream` and read along."""
+"""What a person exchanges with a run: `ask` and wait for the answer, `stream` and read along."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,13 +9,14 @@ import click
 from everstep.cli.arguments import decoded_json
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options
 from everstep.cli.resolving import is_served_here
-from everstep.cli.terminal import clean, json_text, payload_json, say_json, say_json_line
+from everstep.cli.terminal import clean, json_text, say_json, say_json_line
 from everstep.codec import Codec
 from everstep.engine.app.app import App
 from everstep.engine.verbs.streams import Entry, entries_now
 from everstep.errors import NoAnswer
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
+from everstep.view.plain import payload_json
 
 
 @click.command("ask")
@@ -44,12 +45,14 @@ def ask_command(
             row = existing_run(app.store, run)
             app.store.bury_dead(app.clock.now())
             if not (in_json or row.status in ENDED or is_served_here(app)):
-                click.echo("Nobody drives the run: it answers when a process takes it up.", err=True)
+                click.echo("No process drives the run: it answers when one resumes it.", err=True)
             try:
                 return await app.ask(run, name, decoded, id=ask_id, timeout=timeout)
             except NoAnswer as late:
                 line = line_to_paste("ask", run, name, value, "--ask-id", late.id, url=url)
-                told = f"The run {run} has not answered within {timeout:g} s. It keeps the request. To go on waiting:"
+                told = (
+                    f"The run {run} has not answered within {timeout:g} s. It keeps the request. To continue waiting:"
+                )
                 raise NoAnswer(f"{told}\n{line}", late.id) from None
 
     answer = _plain(asyncio.run(do()))
@@ -62,9 +65,9 @@ def ask_command(
 @click.command("stream")
 @click.argument("run")
 @click.argument("name")
-@click.option("--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--follow", is_flag=True, help="Continue until the run has ended.")
 @click.option("--after", type=click.IntRange(min=0), default=0, metavar="POSITION", help="Begin behind this entry.")
-@click.option("--text", "as_text", is_flag=True, help="Print the texts only, one right behind the other.")
+@click.option("--text", "as_text", is_flag=True, help="Print only the texts, one after the other without line breaks.")
 @store_options
 def stream_command(
     run: str, name: str, follow: bool, after: int, as_text: bool, url: str | None, in_json: bool

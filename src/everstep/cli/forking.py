@@ -19,7 +19,7 @@ from everstep.worker.loading import load_all
 
 
 def _arguments(source: RunRow, given: str, file: str | None) -> tuple[Any, ...]:
-    """Return the arguments that the new run begins with, as the workflow takes them."""
+    """Return the arguments with which the new run begins, as the workflow takes them."""
     values = decoded_json(given, "--input")
     if not isinstance(values, list):
         raise Misuse("At event 1, --input is the JSON list of all arguments of the workflow.")

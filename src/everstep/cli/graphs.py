@@ -1,10 +1,13 @@
-"""A run's graph in the terminal: each node with its visits and failures, where the run is, and which edges it took."""
+"""A run's graph in the terminal: each node with its visits and failures, the position of the run, and the edges it
+took.
+"""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from everstep.cli.terminal import add_fitted, clean, shortened, styled
 from everstep.graph.definition import END, START
-from everstep.graph.story import EdgeStory, NodeStory, Story
+from everstep.graph.story import EdgeStory, NodeStory
+from everstep.view.run import GraphView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,25 +23,14 @@ MARKS: Final = {
 }
 
 
-def graph_facts(story: Story, status: str) -> dict[str, Any]:
-    """Return what happened in a graph, for `--json`."""
-    return {
-        "name": story.name,
-        "nodes": story.nodes(),
-        "edges": story.edges(),
-        "under_way": [] if status == "completed" else story.under_way,
-    }
-
-
-def draw_graph(story: Story, status: str, width: int) -> "RenderableType":
+def draw_graph(graph: GraphView, status: str, width: int) -> "RenderableType":
     """Return a run's graph as a table: a line a node, in the order of the definition."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim", pad_edge=False)
-    for heading in ("", f"graph {clean(story.name)}", "", "visits", "", "leads to"):
+    for heading in ("", f"graph {clean(graph.name)}", "", "visits", "", "leads to"):
         table.add_column(heading, no_wrap=True, justify="right" if heading == "visits" else "left")
-    edges = story.edges()
-    add_fitted(table, [_cells(node, edges, status) for node in story.nodes()], width)
+    add_fitted(table, [_cells(node, graph.edges, status) for node in graph.nodes], width)
     return table
 
 

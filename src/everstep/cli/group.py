@@ -1,4 +1,4 @@
-"""The command `everstep`: its subcommands in sections, loaded when they are called, and how mistakes are answered."""
+"""The command `everstep`: its subcommands in sections, loaded when they are called, and the handling of errors."""
 
 import os
 import sys
@@ -59,7 +59,7 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
         {"export": "moving", "import": "moving", "gc": "collecting", "doctor": "doctor", "migrate": "migrating"},
     ),
 )
-"""Section to command to the module that has it, as the function `<command>_command`."""
+"""By section: each command, and the module that has it as the function `<command>_command`."""
 
 MODULES: Final = {command: module for _, commands in SECTIONS for command, module in commands.items()}
 
@@ -81,7 +81,7 @@ class Everstep(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand; a misspelt one is answered with the nearest."""
+        """Find the subcommand. For a misspelt one, the error names the nearest."""
         if args and args[0] not in MODULES and not args[0].startswith("-"):
             import difflib
 
@@ -115,14 +115,14 @@ class Everstep(click.Group):
         except click.exceptions.Abort:
             status = 130
         except BrokenPipeError:
-            # Whoever read our output has gone. Python would complain about it once more at its end.
-            # No run has failed by that, so the status is that of a process which SIGPIPE ended.
+            # The reader of our output has gone. Python would complain about it once more at its end. No run has failed
+            # because of that, so the status is that of a process which SIGPIPE ended.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             status = 141
         except SystemExit:
             if sys.stdout is output:
                 raise
-            # click has put another in its place, for it found that the reader has gone.
+            # click has replaced standard output, because it found that the reader has gone.
             status = 141
         except Error as error:
             _raise_for_debugging(error)

@@ -1,15 +1,14 @@
-"""`everstep holds`: the questions that runs have for a person, with what is known and the answers to paste."""
+"""`everstep holds`: the questions that runs have for a person, with the facts and the answers to paste."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from everstep.cli.notices import Notices
-from everstep.cli.opening import existing_run, place_of, reading, store_options
-from everstep.cli.terminal import arguments_text, between, clean, console, moment, say_json, styled
-from everstep.engine.run.holds import consequence_of, hold_facts, report_of, resolve_line
-from everstep.stores.protocol import HoldRow
+from everstep.cli.opening import existing_run, reading, store_options
+from everstep.cli.terminal import arguments_text, clean, console, moment, say_json, styled, to_paste
+from everstep.view.holds import HoldView, hold_views
+from everstep.view.store import place_of
+from everstep.view.words import between
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 DOUBT: Final = frozenset(
     {"attempts", "because", "began_at", "doubted_at", "error", "host", "last_sign_at", "pid", "worker"}
 )
-"""Facts about a step in doubt that are told in sentences."""
+"""Facts about a step in doubt that are printed as sentences."""
 
 
 @click.command("holds")
@@ -28,30 +27,30 @@ DOUBT: Final = frozenset(
 def holds_command(run: str | None, all_holds: bool, url: str | None, in_json: bool) -> None:
     """List what waits for a person, with the answers to choose from.
 
-    A hold loses nothing: the run waits. Each comes with what is known, and for each possible answer what it means and
-    the command to paste; and with who has not been told of it yet, if a webhook should be.
+    A hold loses nothing: the run waits. Each is listed with its facts, and for each possible answer its meaning and
+    the command to paste; and with the notifications that have not arrived, if there is a webhook.
     """
     with reading(url) as store:
         if run is not None:
             existing_run(store, run)
-        holds = store.holds(run=run, open_only=not all_holds)
-        now, place, notices = store.now(), place_of(store), Notices(store, run)
+        holds = hold_views(store, url, run=run, open_only=not all_holds)
+        now, place = store.now(), place_of(store)
     if in_json:
-        say_json([{**hold_facts(hold, url), "notifications": notices.facts(hold.id)} for hold in holds])
+        say_json(holds)
         return
     out = console()
     if not holds:
         out.print(styled(f"Nothing is held in {place}.", "dim"))
     for hold in holds:
-        out.print(draw_hold(hold, url, now, notices.lines(hold.id)), crop=False)
+        out.print(draw_hold(hold, now), crop=False)
 
 
-def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: Sequence[str] = ()) -> "RenderableType":
+def draw_hold(hold: HoldView, now: int | None = None) -> "RenderableType":
     """Return a hold as a person reads it. Print it with `crop=False`, so that its commands stay whole."""
     from rich.console import Group
     from rich.padding import Padding
 
-    report = report_of(hold)
+    report, resolved = hold.report, hold.resolved
     age = f"  {between(hold.created_at, now)} ago" if now is not None else ""
     heading = styled(f"◼ {hold.run}", "bold yellow")
     heading.append(f"  {clean(hold.reason)}", style="yellow")
@@ -66,24 +65,22 @@ def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: S
     facts = _other_facts(report, now if now is not None else hold.created_at)
     if facts:
         parts.append(Padding(styled("\n".join(facts), "dim"), (0, 0, 0, 2)))
-    if notices:
-        parts.append(Padding(styled("\n".join(notices), "yellow"), (0, 0, 0, 2)))
-    if hold.resolved_at is not None:
-        said = f"resolved: {hold.resolution}" + (f" by {hold.by}" if hold.by else "")
-        parts.append(Padding(styled(said + (f": {hold.note}" if hold.note else ""), "green"), (0, 0, 0, 2)))
+    for one in hold.notifications or ():
+        line = f"✉ {clean(one.target)}: {clean(one.sentence(now or hold.created_at))}"
+        parts.append(Padding(styled(line, "yellow"), (0, 0, 0, 2)))
+    if resolved is not None:
+        said = f"resolved: {resolved.resolution}" + (f" by {resolved.by}" if resolved.by else "")
+        parts.append(Padding(styled(said + (f": {resolved.note}" if resolved.note else ""), "green"), (0, 0, 0, 2)))
     else:
-        parts += [*_answers(hold, report, url), ""]
+        parts += [*_answers(hold), ""]
     return Group(*parts)
 
 
-def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> list[Any]:
+def _answers(hold: HoldView) -> list[Any]:
     """Each command on a line of its own, whatever the width: one that was broken in two could not be pasted."""
-    from rich.text import Text
-
     lines: list[Any] = []
-    for one in hold.resolutions:
-        lines.append(Text(f"  {clean(resolve_line(hold, one, url))}", "bold", no_wrap=True, overflow="ignore"))
-        lines.append(styled(f"      {consequence_of(report, one)}", "dim"))
+    for one in hold.resolutions.values():
+        lines += [to_paste(one.command), styled(f"      {one.consequence}", "dim")]
     return lines
 
 
@@ -104,7 +101,7 @@ def _other_facts(report: dict[str, Any], now: int) -> list[str]:
 
 
 def _about_doubt(report: dict[str, Any], now: int) -> list[str]:
-    """Say who began a step in doubt, when, and how it is known that nobody will tell how it ended."""
+    """Report which process began a step in doubt, when, and why it is certain that its outcome will not arrive."""
     who = f"worker {report.get('worker', '')}"
     if report.get("pid"):
         who = f"process {report['pid']} on {report.get('host', '')} ({who})"
@@ -125,7 +122,7 @@ def _amounts(amount: Any) -> str:
 
 
 def draw_drift(drift: Any) -> "RenderableType":
-    """Return what of the outside is not as a run remembers it: each subject, and below it the difference."""
+    """Return the drift: each subject that differs from what the run remembers, and below it the difference."""
     from rich.text import Text
 
     text = Text(overflow="fold")

@@ -1,4 +1,4 @@
-"""`everstep lint`: the commonest mistakes in workflows and steps, found by reading the source."""
+"""`everstep lint`: the most common mistakes in workflows and steps, found by reading the source."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ from everstep.lint.linting import Linted, lint_paths
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.option("--json", "in_json", is_flag=True, help="Print JSON.")
 def lint_command(paths: tuple[str, ...], in_json: bool) -> int:
-    """Find the commonest mistakes in workflows and steps by reading their source.
+    """Find the most common mistakes in workflows and steps by reading their source.
 
     FILE may be a folder. Nothing is imported or run; helpers in the same file are followed. `# everstep: ok, because …`
     on a line silences what is found there. Exits with 1 if anything is found.

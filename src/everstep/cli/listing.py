@@ -6,32 +6,30 @@ import click
 import msgspec
 
 from everstep.cli.drawing import counts_text, status_text
-from everstep.cli.money import amounts_text, budget_facts, budget_text, standing_of
-from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
+from everstep.cli.opening import existing_run, line_to_paste, reading, store_options
 from everstep.cli.tags import parsed_tags
 from everstep.cli.terminal import (
     arguments_text,
-    between,
     clean,
     console,
-    duration,
     local_time,
     moment,
-    payload_json,
     print_rows,
     say_json,
     shortened,
     styled,
 )
-from everstep.cli.workers import unserved_among
-from everstep.engine.history.verify import public_events, refuse_generation
-from everstep.model.events import EventRow
 from everstep.model.forked import TAG
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import RunFilter, RunRow, Store
+from everstep.view.history import Archived, archived_of, events_of
+from everstep.view.money import amounts_text, budget_text, standing_of
+from everstep.view.store import place_of, unserved_among
+from everstep.view.summary import summary_of
+from everstep.view.words import between, duration
 
 AMOUNTS = ("cost", "charged", "used", "granted", "allotted", "budget", "limits")
-"""Fields of events that say how much."""
+"""Fields of events with amounts."""
 
 
 @click.command("ls")
@@ -63,7 +61,7 @@ def ls_command(
         now, counts = store.now(), store.counts()
         lonely = unserved_among(store, rows)
         if in_json:
-            say_json([row_facts(row) | ({"unserved": True} if row.id in lonely else {}) for row in rows])
+            say_json([_facts(row, is_unserved=row.id in lonely) for row in rows])
         else:
             _print_rows(rows, now, counts, place_of(store), url)
             if lonely:
@@ -73,28 +71,14 @@ def ls_command(
                 console().print(styled(f"Some wait for an approval: {line}", "yellow"), soft_wrap=True)
 
 
+def _facts(row: RunRow, *, is_unserved: bool) -> dict[str, Any]:
+    return msgspec.structs.asdict(summary_of(row)) | ({"unserved": True} if is_unserved else {})
+
+
 def _say_unserved(rows: list[RunRow], lonely: set[str]) -> None:
     kinds = sorted({f"{row.workflow} in queue {row.queue}" for row in rows if row.id in lonely})
-    text = f"{len(lonely)} of these wait, and nobody serves {clean(', '.join(kinds))}: `everstep worker ls`."
+    text = f"{len(lonely)} of these wait, and no worker serves {clean(', '.join(kinds))}: `everstep worker ls`."
     console().print(styled(text, "yellow"), soft_wrap=True)
-
-
-def row_facts(row: RunRow) -> dict[str, Any]:
-    """Return a run's row for `--json`."""
-    facts: dict[str, Any] = {"id": row.id, "workflow": row.workflow, "version": row.version, "status": row.status}
-    facts |= {"generation": row.generation, "current_step": row.current_step, "parent": row.parent, "tags": row.tags}
-    facts |= {"queue": row.queue, "priority": row.priority, "arguments": row.preview, "events": row.head_seq}
-    facts |= {"created_at": row.created_at, "updated_at": row.updated_at, "ended_at": row.ended_at}
-    return facts | {"wake_at": row.wake_at, "published": published_of(row), "budget": budget_facts(row)}
-
-
-def published_of(row: RunRow) -> dict[str, Any]:
-    """Return the values that a run has published, as plain data."""
-    try:
-        values = msgspec.json.decode(row.published or b"{}", type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return {}
-    return {name: payload_json(bytes(payload)) for name, payload in values.items()}
 
 
 def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str, url: str | None) -> None:
@@ -142,46 +126,31 @@ def history_command(run: str, generation: int | None, archived: bool, url: str |
     with reading(url) as store:
         row = existing_run(store, run)
         if archived:
-            _say_archived(store, run, in_json=in_json)
+            _say_archived(archived_of(store, run), run, in_json=in_json)
             return
-        if generation is not None:
-            refuse_generation(row, generation)
         if in_json:
-            events = public_events(store.events(run, generation or row.generation))
-            say_json([event._asdict() for event in events])
+            say_json([event._asdict() for event in events_of(store, row, generation)])
         else:
-            _print_events(store, row, generation or row.generation)
+            _print_events(store, row, generation)
 
 
-def _say_archived(store: Store, run: str, *, in_json: bool) -> None:
-    """Say what was archived of a run. What is secret, or cannot be read, is not shown."""
-    facts: list[dict[str, Any]] = []
-    for row in store.archived(run):
-        one: dict[str, Any] = {"what": row.what, "generation": row.generation, "seq": row.seq}
-        one |= {"why": row.why, "at": row.at}
-        if row.what == "event":
-            columns = row.columns()
-            event = EventRow(row.seq, str(columns["kind"]), str(columns["step"]), 0, columns["body"], b"")
-            (shown,) = public_events([event])
-            one |= {"kind": shown.kind, "step": shown.step, "body": shown.body}
-        facts.append(one)
+def _say_archived(found: list[Archived], run: str, *, in_json: bool) -> None:
     if in_json:
-        say_json(facts)
+        say_json(found)
         return
     out = console()
-    for one in facts:
-        text = styled(f"{one['what']} {one['seq']}  ", "dim").append(f"{clean(one.get('kind', ''))}  ")
-        text.append(clean(one.get("step", "")), style="bold")
-        out.print(text.append(f"  {_gist(one.get('body', {}))}", style="dim"), soft_wrap=True)
-    if not facts:
+    for one in found:
+        text = styled(f"{one.what} {one.seq}  ", "dim").append(f"{clean(one.kind or '')}  ")
+        text.append(clean(one.step or ""), style="bold")
+        out.print(text.append(f"  {_gist(one.body or {})}", style="dim"), soft_wrap=True)
+    if not found:
         out.print(styled(f"Nothing of {run} was archived.", "dim"))
 
 
-def _print_events(store: Store, row: RunRow, generation: int) -> None:
-    out = console()
+def _print_events(store: Store, row: RunRow, generation: int | None) -> None:
     rows: list[list[Any]] = []
     before = 0
-    for event in public_events(store.events(row.id, generation)):
+    for event in events_of(store, row, generation):
         after = duration((event.at - before) / 1e6) if before else ""
         before = event.at
         time = f"{local_time(event.at):%H:%M:%S.%f}"[:-3]
@@ -189,9 +158,9 @@ def _print_events(store: Store, row: RunRow, generation: int) -> None:
         style = "magenta" if event.kind.startswith("checkpoint_") else style
         cells = [styled(event.seq), styled(time, "dim"), styled(after, "dim"), styled(event.kind, style)]
         rows.append([*cells, styled(shortened(event.step, 32), "bold"), styled(_gist(event.body), "dim")])
-    print_rows(out, ("seq", "time", "after", "event", "step", ""), rows, right=frozenset({"seq", "after"}))
+    print_rows(console(), ("seq", "time", "after", "event", "step", ""), rows, right=frozenset({"seq", "after"}))
     if row.generation > 1:
-        out.print(styled(f"generation {generation} of {row.generation}", "dim"))
+        console().print(styled(f"generation {generation or row.generation} of {row.generation}", "dim"))
 
 
 _NOT_WORTH_A_LINE = frozenset(
@@ -200,7 +169,7 @@ _NOT_WORTH_A_LINE = frozenset(
 
 
 def _gist(body: dict[str, Any]) -> str:
-    """Return what is worth a line of an event's body."""
+    """Return the notable facts of an event's body in one line."""
     parts: list[str] = []
     for name, value in body.items():
         if name in _NOT_WORTH_A_LINE or value in ("", None):
@@ -229,6 +198,6 @@ def _gist(body: dict[str, Any]) -> str:
 
 
 def _way(edge: list[str]) -> str:
-    """Return an edge that a graph took: from where to where, and for how many items."""
+    """Return an edge that a graph took: its ends, and the number of items."""
     source, target, *items = (one.strip("<>") for one in edge)
     return f"{source} → {target}" + (f" ×{items[0]}" if items else "")

@@ -33,17 +33,17 @@ def migrate_command(url: str | None, in_json: bool, prints: bool) -> None:
 
 
 def _script(named: str) -> str:
-    """Return the SQL that a person with the right to do so may run."""
+    """Return the SQL for a person who may run it."""
     if not is_postgres(named):
         raise Misuse("A SQLite file is migrated by whoever may write it: there is nothing to print.")
-    from everstep.stores.postgres.addresses import address_of
-    from everstep.stores.postgres.opening import script, stored_version
+    from everstep.stores.postgres.addresses import address_of  # psycopg is an optional dependency
+    from everstep.stores.postgres.opening import script, stored_version  # psycopg is an optional dependency
 
     return script(address_of(named).schema, stored_version(named))
 
 
 def _migrate_postgres(named: str, in_json: bool) -> None:
-    from everstep.stores.postgres.opening import migrations, stored_version
+    from everstep.stores.postgres.opening import migrations, stored_version  # psycopg is an optional dependency
 
     before = stored_version(named)
     store = open_store(named, create=True)
@@ -61,7 +61,7 @@ def _say(path: str, before: int, after: int, in_json: bool) -> None:
 
 
 def file_of(url: str | None) -> str:
-    """Return the path of the SQLite file that is meant."""
+    """Return the path of the SQLite file that a URL names."""
     named = url or default_url()
     if named == "memory:":
         raise Misuse("memory: is no file; it lasts as long as the process that opened it.")

@@ -1,4 +1,4 @@
-"""How a command answers when something is wrong: one clear message, and an exit status that a script can rely on."""
+"""How a command reports an error: one clear message, and an exit status that a script can rely on."""
 
 import sys
 from typing import Final
@@ -24,7 +24,7 @@ EXIT_MISUSE: Final = 2
 EXIT_HELD: Final = 3
 
 _MISUSE: Final = (Misuse, RunEnded, RunActive, CrossesOnce, StoreUnusable, StoreReadOnly)
-"""What the caller asked for cannot be done, and asking again in the same way will not help."""
+"""The caller's request cannot be done, and repeating it unchanged will not help."""
 
 
 def exit_status_of(error: BaseException) -> int:
@@ -41,7 +41,7 @@ def say_error(error: Error, *, in_json: bool) -> None:
 
 
 def say_unexpected(error: Exception, *, in_json: bool) -> None:
-    """Print an error that is a mistake in Everstep itself, or of the machine."""
+    """Print an unexpected error: a mistake in Everstep itself, or of the machine."""
     text = f"{type(error).__name__}: {error}\nThis was not expected. With EVERSTEP_DEBUG=1 the traceback is shown."
     _say("everstep.unexpected", type(error).__name__, text, in_json=in_json)
 

@@ -6,13 +6,14 @@ from typing import Any, Literal
 import click
 
 from everstep.cli.mistakes import EXIT_DONE
-from everstep.cli.opening import acting, line_to_paste, place_of, store_options, user_name
+from everstep.cli.opening import acting, line_to_paste, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app.app import App
 from everstep.engine.app.opening import default_on_hold
 from everstep.engine.verbs.export_file import read_header
 from everstep.engine.verbs.transfer import Exported, Imported
 from everstep.stores.opening import default_url, open_store
+from everstep.view.store import place_of
 
 
 @click.command("export")
@@ -21,9 +22,9 @@ from everstep.stores.opening import default_url, open_store
 @click.option("--thread", "threads", multiple=True, metavar="ID", help="A thread of LangGraph. May be repeated.")
 @click.option("--items", is_flag=True, help="The items of LangGraph's store.")
 @click.option("--schedule", "schedules", multiple=True, metavar="NAME", help="A schedule. May be repeated.")
-@click.option("--hold", is_flag=True, help="Hold unfinished ones here: they go on where the file is imported.")
-@click.option("--leave", is_flag=True, help="Let unfinished ones go on here: the file is only a copy.")
-@click.option("--with-secrets", "secrets", is_flag=True, help="Also what is secret: guard the file as the store.")
+@click.option("--hold", is_flag=True, help="Hold unfinished ones here: they continue where the file is imported.")
+@click.option("--leave", is_flag=True, help="Let unfinished ones continue here: the file is only a copy.")
+@click.option("--with-secrets", "secrets", is_flag=True, help="Include secrets: protect the file like the store.")
 @store_options
 def export_command(
     words: tuple[str, ...],
@@ -37,10 +38,10 @@ def export_command(
     url: str | None,
     in_json: bool,
 ) -> int:
-    """Write runs into a new file, with their parents, children and whatever they wait for.
+    """Write runs into a new file, with their parents, children and the runs that they wait for.
 
-    Unfinished runs must not be driven in two stores, so for them --hold or --leave has to be said. What is secret is
-    left out, and a run without it can be looked at, and not go on; --with-secrets puts it in.
+    Unfinished runs must not be driven in two stores, so they need --hold or --leave. Secrets are
+    left out, and a run without its secrets can be inspected, but not continue; --with-secrets includes them.
     """
     *runs, path = words
     if bool(runs or threads or items or schedules) == all_runs:
@@ -65,15 +66,13 @@ def export_command(
     out = console()
     out.print(styled("✓ ", "green").append(f"{len(done.runs)} runs of {place} are in {clean(path)}{_told(done)}"))
     if done.mode == "hold":
-        text = f"{len(done.unfinished)} had not ended. They are HELD here, and go on where the file is imported."
+        text = f"{len(done.unfinished)} had not ended. They are HELD here, and continue where the file is imported."
         out.print(styled(f"  {text} Do not resolve those holds unless the file is thrown away.", "yellow"))
     elif done.mode == "leave":
-        text = f"{len(done.unfinished)} have not ended and GO ON HERE. Whoever drives the copies does everything twice."
+        text = f"{len(done.unfinished)} have not ended and CONTINUE HERE. If the copies run too, all is done twice."
         out.print(styled(f"  {text}", "yellow"))
     if done.left_out:
-        text = (
-            f"The secrets of {len(done.left_out)} were left out: they can be looked at elsewhere, and not go on there."
-        )
+        text = f"The secrets of {len(done.left_out)} were left out: they can be inspected elsewhere, but not continue."
         out.print(styled(f"  {text} --with-secrets puts them in.", "yellow"))
     return EXIT_DONE
 
@@ -83,7 +82,7 @@ def _others(done: Exported | Imported) -> dict[str, Any]:
 
 
 def _told(done: Exported | Imported) -> str:
-    """Return what there was beside runs, if there was anything."""
+    """Return what was exported or imported in addition to runs."""
     if not (done.threads or done.items or done.schedules):
         return ""
     return f", with {len(done.threads)} threads, {done.items} items and {len(done.schedules)} schedules"
@@ -91,17 +90,17 @@ def _told(done: Exported | Imported) -> str:
 
 @click.command("import")
 @click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
-@click.option("--skip-existing", is_flag=True, help="Leave runs alone whose ids are here already.")
-@click.option("--copies", is_flag=True, help="Also unfinished runs that go on elsewhere: all they do is done twice.")
+@click.option("--skip-existing", is_flag=True, help="Skip runs whose ids exist here.")
+@click.option("--copies", is_flag=True, help="Also unfinished runs that continue elsewhere: they do all twice.")
 @store_options
 def import_command(path: str, skip_existing: bool, copies: bool, url: str | None, in_json: bool) -> int:
-    """Put the runs of an exported file into this store, which is created if need be. Unfinished ones go on here.
+    """Put the runs of an exported file into this store, which is created if necessary. Unfinished ones continue here.
 
     All of the file is verified before anything is written. Each family of runs is imported in one transaction; after a
-    crash say the same with --skip-existing.
+    crash repeat the command with --skip-existing.
     """
     with open(path, "rb") as file:
-        read_header(file)  # before a store is created for it
+        read_header(file)  # check the file before a store is created for it
 
     async def do() -> tuple[Imported, str]:
         app = App(open_store(url or default_url()), workflows=(), on_hold=default_on_hold())
@@ -124,13 +123,11 @@ def import_command(path: str, skip_existing: bool, copies: bool, url: str | None
     )
     if done.unfinished:
         line = line_to_paste("worker", "app.py", url=url)
-        out.print(
-            f"  {len(done.unfinished)} of them have not ended. A worker with their code goes on with them: {line}"
-        )
+        out.print(f"  {len(done.unfinished)} of them have not ended. A worker with their code continues them: {line}")
     if done.asking:
         line = line_to_paste("resolve", "--reason", "restored", "--accept", url=url)
         out.print(
-            f"  {len(done.asking)} of these ask before they do what must not happen twice, for a backup was restored, "
-            f"here or where they come from. When you have checked that nothing is missing: {line}"
+            f"  {len(done.asking)} of these ask before they do what must not happen twice, because a backup was "
+            f"restored, here or where they come from. When you have checked that nothing is missing: {line}"
         )
     return EXIT_DONE

@@ -1,4 +1,4 @@
-"""What commands have in common: options, opening the store that is meant, and lines to paste."""
+"""What commands share: options, opening the store, and lines to paste."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -11,15 +11,16 @@ from everstep.engine.history.verify import refuse_deleted
 from everstep.errors import StoreUnusable, UnknownRun
 from everstep.model.ids import checked_run_id
 from everstep.stores.opening import default_url, may_be_in_the_making, open_store
-from everstep.stores.protocol import RunRow, Store
+from everstep.stores.protocol import RunFilter, RunRow, Store
+from everstep.view.store import place_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # start-up: who only looks does not wait for the engine
     from everstep.engine.app.app import App
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAKING_SECONDS: Final = 2.0
-"""To make a store takes less."""
+"""How long a command waits for another process to finish creating a store, in seconds."""
 URL_HELP: Final = (
     "The store, such as sqlite:///runs.db, a path or postgresql://host/database. "
     "Default: EVERSTEP_URL, else sqlite:///everstep.db."
@@ -27,7 +28,7 @@ URL_HELP: Final = (
 
 
 def store_options(function: F) -> F:
-    """Give a command `--url` and `--json`."""
+    """Add `--url` and `--json` to a command."""
     function = click.option("--json", "in_json", is_flag=True, help="Print JSON. Times are microseconds since 1970.")(
         function
     )
@@ -36,7 +37,7 @@ def store_options(function: F) -> F:
 
 @contextmanager
 def reading(url: str | None) -> Iterator[Store]:
-    """Open a store that must exist, and only look at it."""
+    """Open a store that must exist, for reading."""
     store = _existing(url or default_url())
     try:
         yield store
@@ -47,8 +48,8 @@ def reading(url: str | None) -> Iterator[Store]:
 @asynccontextmanager
 async def acting(url: str | None) -> "AsyncIterator[App]":
     """Open a store that must exist, to change something in it. Nothing is driven here."""
-    from everstep.engine.app.app import App  # who only looks need not wait for the engine
-    from everstep.engine.app.opening import default_on_hold
+    from everstep.engine.app.app import App  # start-up: who only looks does not wait for the engine
+    from everstep.engine.app.opening import default_on_hold  # start-up: as above
 
     on_hold = default_on_hold()
     app = App(_existing(url or default_url()), workflows=(), on_hold=on_hold)
@@ -60,7 +61,7 @@ async def acting(url: str | None) -> "AsyncIterator[App]":
 
 
 def _existing(url: str) -> Store:
-    """Open a store that must exist. One that another process is making just now is waited for."""
+    """Open a store that must exist. If another process is creating it, wait for that."""
     until = time.monotonic() + MAKING_SECONDS
     while True:
         try:
@@ -71,21 +72,13 @@ def _existing(url: str) -> Store:
         time.sleep(0.05)
 
 
-def place_of(store: Store) -> str:
-    """Return where a store is: the absolute path of its file, or its URL."""
-    path: str = getattr(store, "path", store.url)
-    return path
-
-
 def existing_run(store: Store, run: str) -> RunRow:
-    """Return a run's row, or say that there is no such run and which one may be meant."""
+    """Return a run's row. If there is none, the error names the nearest id."""
     row = store.run(checked_run_id(run))
     if row is not None:
         refuse_deleted(store, row)
         return row
     import difflib
-
-    from everstep.stores.protocol import RunFilter
 
     near = difflib.get_close_matches(run, [one.id for one in store.runs(RunFilter(limit=200))], 1)
     hint = f" Did you mean {near[0]}?" if near else " `everstep ls` lists the runs there."
@@ -94,31 +87,16 @@ def existing_run(store: Store, run: str) -> RunRow:
 
 def line_to_paste(*words: str, url: str | None) -> str:
     """Return a command line as a person can paste it into this shell."""
-    from everstep.engine.run.holds import command_line
+    from everstep.engine.run.holds import command_line  # start-up: who only looks does not wait for the engine
 
     return command_line(*words, url=url)
 
 
 def user_name() -> str:
-    """Return who is at the keyboard, for the history."""
+    """Return the name of the user at the keyboard, for the history."""
     import getpass
 
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's user may have no name
         return ""
-
-
-def approve_words(run: str, id: str, type_text: str) -> list[str]:
-    """Return the words of the command that answers an approval: one that says yes, where that is an answer."""
-    example = "true" if type_text == "Any" else example_value(type_text)
-    return ["approve", run, example, "--id", id]
-
-
-def example_value(type_text: str) -> str:
-    """Return JSON that shows what a signal of a type looks like on a command line."""
-    simple = {"bool": "true", "int": "1", "float": "1.0", "str": '"text"', "None": "null"}
-    if type_text in simple:
-        return simple[type_text]
-    first = type_text.partition("[")[0]
-    return {"list": "[]", "tuple": "[]", "set": "[]", "dict": "{}", "Any": "null"}.get(first, "{}")

@@ -1,55 +1,46 @@
-"""A run's progress while it is being driven: lines as things happen, and in a terminal what is under way, alive."""
+"""The progress of a run while it is driven: lines for events, and in a terminal a live view of steps in progress."""
 
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from everstep.cli.drawing import MARKS
-from everstep.cli.opening import approve_words, example_value, line_to_paste
-from everstep.cli.terminal import (
-    arguments_text,
-    between,
-    clean,
-    clock_time,
-    console,
-    duration,
-    moment,
-    shortened,
-    styled,
-)
-from everstep.cli.timeline import NO_BUDGET, NO_SLOT, Timeline, error_line
-from everstep.cli.timeline_rows import Row
+from everstep.cli.opening import line_to_paste
+from everstep.cli.terminal import arguments_text, clean, clock_time, console, moment, shortened, styled
 from everstep.engine.code.step_state import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.secrets import HIDDEN
 from everstep.stores.protocol import RunRow, Store
+from everstep.view.run import approve_words, example_value
+from everstep.view.timeline import NO_BUDGET, NO_SLOT, Row, Timeline
+from everstep.view.words import between, duration, error_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
 UNDER_WAY_MAX = 12
-"""So many lines of steps under way are shown at once."""
+"""The maximum number of steps in progress that are shown at once."""
 
 
 class Progress(Protocol):
-    """Where progress goes."""
+    """An output for progress."""
 
     def say(self, mark: str, text: str, style: str = "") -> None:
-        """Say something that stays."""
+        """Print a line that stays."""
 
     def refresh(self, row: RunRow, timeline: Timeline) -> None:
-        """Show what is under way now."""
+        """Show the steps in progress."""
 
     def close(self) -> None:
         """Stop showing."""
 
 
 class SilentProgress:
-    """Says nothing: for `--json`."""
+    """Prints nothing, for `--json`."""
 
     def say(self, mark: str, text: str, style: str = "") -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def refresh(self, row: RunRow, timeline: Timeline) -> None:
         """Show nothing."""
@@ -70,14 +61,14 @@ class PlainProgress:
         self._console.print(f"{clock_time(self._store.now())}  {mark} {clean(text)}", soft_wrap=True)
 
     def refresh(self, row: RunRow, timeline: Timeline) -> None:
-        """Show nothing beside the lines."""
+        """Do nothing: there are only lines."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
 class LiveProgress:
-    """Lines that stay, and below them what is under way, redrawn."""
+    """Lines that stay, and below them the steps in progress, redrawn."""
 
     def __init__(self, store: Store) -> None:
         import sys
@@ -96,11 +87,11 @@ class LiveProgress:
         self._live.start()
 
     def say(self, mark: str, text: str, style: str = "") -> None:
-        """Print a line above what is under way."""
+        """Print a line above the steps in progress."""
         self._console.print(styled(f"{mark} ", style).append(clean(text), style="" if mark != "…" else "dim"))
 
     def refresh(self, row: RunRow, timeline: Timeline) -> None:
-        """Redraw what is under way."""
+        """Redraw the steps in progress."""
         self._live.update(self._draw(timeline), refresh=False)
 
     def _draw(self, timeline: Timeline) -> "RenderableType":
@@ -114,7 +105,7 @@ class LiveProgress:
         return Group(*lines)
 
     def close(self) -> None:
-        """Remove what was under way, leave the lines."""
+        """Remove the steps in progress, and leave the lines."""
         if self._live.is_started:
             self._live.update("")
             self._live.stop()
@@ -149,7 +140,7 @@ def _under_way(row: Row, now: int) -> "Text":
 
 
 class Watcher:
-    """Follows one run in the store and tells progress what is new."""
+    """Follows one run in the store and reports new events."""
 
     def __init__(self, store: Store, run: str, progress: Progress, url: str | None) -> None:
         self.timeline = Timeline(store, run)
@@ -161,14 +152,14 @@ class Watcher:
         self._said: set[str] = set()
 
     def catch_up(self) -> RunRow | None:
-        """Take what is there already, silently; return the run's row, if there is one."""
+        """Read the existing events silently; return the run's row, if there is one."""
         row = self._store.run(self._run)
         if row is not None:
             self._take_new(row, silent=True)
         return row
 
     def look(self) -> float:
-        """Tell what is new and return how many seconds to wait before looking again."""
+        """Report new events and return how many seconds to wait before looking again."""
         began = time.monotonic()
         row = self._store.run(self._run)
         if row is not None:
@@ -176,7 +167,7 @@ class Watcher:
                 self._take_new(row, silent=False)
             self._say_what_it_waits_for(row)
             self._progress.refresh(row, self.timeline)
-        # A long history takes a while to read: looking at it must not cost more than a tenth of the time.
+        # A long history takes a while to read: this must not cost more than a tenth of the time.
         return max(0.05, 10 * (time.monotonic() - began))
 
     def _take_new(self, row: RunRow, *, silent: bool) -> None:
@@ -238,7 +229,7 @@ def _step_started(event: EventRow, body: Any, timeline: Timeline) -> Said:
     if body.because == "budget":
         return "↻", f"{event.step}: there is room in the budget; attempt {body.attempt}", "yellow"
     if body.because == "person":
-        return "↻", f"{event.step}: attempt {body.attempt}, because somebody wanted it", "yellow"
+        return "↻", f"{event.step}: attempt {body.attempt}, because a person asked for it", "yellow"
     if body.attempt > 1:
         return "↻", f"{event.step}: attempt {body.attempt}", "yellow"
     if body.compensates:
@@ -282,7 +273,7 @@ def _published(event: EventRow, body: Any, timeline: Timeline) -> Said:
 
 
 def _checkpoint_damaged(event: EventRow, body: Any, timeline: Timeline) -> Said:
-    return "✗", f"the checkpoint at event {body.checkpoint} was passed over: {body.why}", "yellow"
+    return "✗", f"the checkpoint at event {body.checkpoint} was not used: {body.why}", "yellow"
 
 
 def _child_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
@@ -291,7 +282,7 @@ def _child_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
 
 
 def _graph_moved(event: EventRow, body: Any, timeline: Timeline) -> Said | None:
-    """Steps and children say themselves that they begin."""
+    """Report a move of a graph. Steps and children report their own starts."""
     kinds = {node.name: node.kind for node in timeline.graph.nodes()} if timeline.graph is not None else {}
     begins = [visit for visit in body.begins if kinds.get(visit.partition("#")[0]) in ("code", "approval")]
     return ("→", f"{', '.join(begins)} begins", "dim") if begins else None
@@ -328,7 +319,7 @@ _LINES: dict[str, Any] = {
     "compensation_started": lambda event, body, timeline: ("↩", timeline.rows[-1].note, "yellow"),
     "drift_judged": lambda event, body, _: ("≠", f"{body.subject} has changed; {body.by}(): {body.decision}", "yellow"),
     "timer_fired": lambda event, body, _: ("◷", "a timer fired", "blue"),
-    "run_continued": lambda event, body, _: ("↻", "goes on with a fresh history", "cyan"),
+    "run_continued": lambda event, body, _: ("↻", "continues with a fresh history", "cyan"),
     "run_repaired": lambda event, body, _: ("◆", f"repaired: {body.archived} events were archived", "yellow"),
     "run_restored": lambda event, body, _: ("◆", "the store was restored from a backup: asking first", "yellow"),
 }

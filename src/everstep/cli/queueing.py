@@ -1,20 +1,18 @@
-"""`everstep queue`: queues of runs and named limits of steps, who waits in them, and what may be changed about them."""
+"""`everstep queue`: queues of runs and named limits of steps, the runs that wait in them, and their settings."""
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
-import msgspec
 
-from everstep.cli.opening import acting, line_to_paste, place_of, reading, store_options
-from everstep.cli.terminal import add_fitted, between, clean, console, say_json, shortened, styled
+from everstep.cli.opening import acting, line_to_paste, reading, store_options
+from everstep.cli.terminal import add_fitted, clean, console, say_json, shortened, styled
 from everstep.engine.verbs.queues import change, changes_of, existing
 from everstep.errors import Misuse
-from everstep.stores.protocol import RunFilter, Store
-from everstep.stores.rows.queues import QueueCount, QueueKind, QueueRow, tokens
+from everstep.view.store import SHOWN_MAX, place_of, queue_views
+from everstep.view.words import between
 
 ACTIONS: Final = ("ls", "show", "pause", "resume", "set")
-SHOWN_MAX: Final = 20
 
 
 def _count(option: str, text: str) -> int | None:
@@ -47,8 +45,8 @@ def queue_command(
 ) -> None:
     """List queues and limits, show one, pause or resume one, or set what limits it; `none` takes a limit away.
 
-    Workers keep to a change within a moment, without a restart. Pausing lets nothing more begin; what has begun goes
-    on. A run has a slot from its beginning until it ends, is held or is given back.
+    Workers apply a change within a moment, without a restart. Pausing starts no more runs; runs that have begun
+    continue. A run has a slot from its beginning until it ends, is held or is given back.
     """
     given = {
         option: _rate(text) if option == "rate" else _count(option.replace("_", "-"), text)
@@ -64,16 +62,16 @@ def queue_command(
         raise click.UsageError(f"Which one? `everstep queue {action} NAME`; `everstep queue ls` lists them.")
     if action != "show":
         changes = changes_of(**given) if action == "set" else {"paused": action == "pause"}
-        kind: QueueKind = "limit" if is_limit else "queue"
+        kind: Literal["queue", "limit"] = "limit" if is_limit else "queue"
         if action == "set" and not changes:
-            raise click.UsageError("Say what is to be set: --concurrency, --per-worker, --per-key or --rate.")
+            raise click.UsageError("Name a setting: --concurrency, --per-worker, --per-key or --rate.")
         if kind == "limit" and {"per_worker", "per_key"} & changes.keys():
             raise click.UsageError("A limit of steps has --concurrency and --rate.")
         asyncio.run(_change(kind, name, changes, url))
     _show(name, url, in_json=in_json)
 
 
-async def _change(kind: QueueKind, name: str, changes: dict[str, Any], url: str | None) -> None:
+async def _change(kind: Literal["queue", "limit"], name: str, changes: dict[str, Any], url: str | None) -> None:
     async with acting(url) as app:
         if "paused" in changes:
             known = [row for row in app.store.queues() if row.name == name]
@@ -83,52 +81,12 @@ async def _change(kind: QueueKind, name: str, changes: dict[str, Any], url: str 
         await change(app, kind, name, changes)
 
 
-def facts_of(store: Store) -> list[dict[str, Any]]:
-    """Return all queues and limits, as plain data."""
-    said = {(row.kind, row.name): row for row in store.queues()}
-    counts = {count.name: count for count in store.queue_counts()}
-    slots = store.slots()
-    for name in counts:
-        said.setdefault(("queue", name), QueueRow(kind="queue", name=name))
-    found: list[dict[str, Any]] = []
-    for (kind, name), row in sorted(said.items(), reverse=True):
-        facts: dict[str, Any] = {"name": name, "kind": kind, "paused": row.paused, "concurrency": row.concurrency}
-        facts |= {"per_worker": row.per_worker, "per_key": row.per_key, "rate": row.rate}
-        facts["seconds"] = row.seconds if row.rate is not None else None
-        facts["tokens"] = tokens(row, store.now()) if row.rate is not None else None
-        if kind == "queue":
-            facts |= msgspec.structs.asdict(counts.get(name, QueueCount(name)))
-        else:
-            facts["begun"] = sum(slot.name == name for slot in slots)
-        found.append(facts)
-    return found
-
-
-def limits_text(facts: dict[str, Any]) -> str:
-    """Return what limits a queue, in words."""
-    parts = [
-        f"{facts[name]} {words}"
-        for name, words in (("concurrency", "at once"), ("per_worker", "per worker"), ("per_key", "per key"))
-        if facts[name] is not None
-    ]
-    if facts["rate"] is not None:
-        parts.append(f"{facts['rate']} in {facts['seconds']:g} s")
-    return ", ".join(parts) or "no limit"
-
-
-def _state(facts: dict[str, Any]) -> tuple[str, str]:
-    if facts["paused"]:
-        return "paused", "yellow"
-    if facts["concurrency"] is not None and facts["begun"] >= facts["concurrency"]:
-        return "full", "yellow"
-    if facts["tokens"] == 0:
-        return "rate", "yellow"
-    return "open", "green"
+STATE_STYLES: Final = {"open": "green", "paused": "yellow", "full": "yellow", "rate": "yellow"}
 
 
 def _list(url: str | None, *, in_json: bool) -> None:
     with reading(url) as store:
-        found, now, place = facts_of(store), store.now(), place_of(store)
+        found, now, place = queue_views(store), store.now(), place_of(store)
     if in_json:
         say_json(found)
         return
@@ -136,17 +94,17 @@ def _list(url: str | None, *, in_json: bool) -> None:
 
     out = console()
     if not found:
-        out.print(styled(f"Nothing waits in a queue of {place}, and nothing was said about any.", "dim"))
+        out.print(styled(f"No run waits in a queue of {place}, and no queue is configured.", "dim"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("name", "kind", "state", "begun", "waiting", "delayed", "oldest", "limits"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("begun", "waiting", "delayed") else "left")
     rows: list[list[Any]] = []
-    for facts in found:
-        oldest = facts.get("oldest_at")
-        cells = [styled(facts["name"], "bold"), styled(facts["kind"], "dim"), styled(*_state(facts))]
-        cells += [styled(facts["begun"]), styled(facts.get("waiting", "")), styled(facts.get("delayed", ""))]
-        rows.append([*cells, styled(between(oldest, now) if oldest else ""), styled(limits_text(facts))])
+    for one in found:
+        counts = ["" if count is None else count for count in (one.begun, one.waiting, one.delayed)]
+        cells = [styled(one.name, "bold"), styled(one.kind, "dim"), styled(one.state, STATE_STYLES[one.state])]
+        oldest = between(one.oldest_at, now) if one.oldest_at else ""
+        rows.append([*cells, *map(styled, counts), styled(oldest), styled(one.limits)])
     add_fitted(table, rows, out.width)
     out.print(table, crop=False)
 
@@ -154,35 +112,21 @@ def _list(url: str | None, *, in_json: bool) -> None:
 def _show(name: str, url: str | None, *, in_json: bool) -> None:
     with reading(url) as store:
         existing(store.queues(), store.queue_counts(), name)
-        found = [facts for facts in facts_of(store) if facts["name"] == name]
-        for facts in found:
-            if facts["kind"] == "limit":
-                facts["slots"] = [msgspec.structs.asdict(slot) for slot in store.slots() if slot.name == name]
-            else:
-                facts["next"] = _next(store, name)
+        found = queue_views(store, name)
         now = store.now()
     if in_json:
         say_json(found[0] if len(found) == 1 else found)
         return
     out = console()
-    for facts in found:
-        state, style = _state(facts)
-        line = styled(facts["name"], "bold").append(f"  {facts['kind']}  ", style="dim").append(state, style=style)
-        out.print(line.append(f"  {limits_text(facts)}"))
-        if facts["kind"] == "limit":
-            for slot in facts["slots"][:SHOWN_MAX]:
-                out.print(
-                    styled(clean(f"  {slot['run']} has a slot since {between(slot['since'], now)}")), soft_wrap=True
-                )
+    for one in found:
+        line = styled(one.name, "bold").append(f"  {one.kind}  ", style="dim")
+        out.print(line.append(one.state, style=STATE_STYLES[one.state]).append(f"  {one.limits}"))
+        for slot in (one.slots or ())[:SHOWN_MAX]:
+            out.print(styled(clean(f"  {slot.run} has a slot since {between(slot.since, now)}")), soft_wrap=True)
+        if one.kind == "limit":
             continue
-        counts = f"  {facts['begun']} begun, {facts['waiting']} waiting, {facts['delayed']} delayed"
-        out.print(styled(counts + (f"; next: {', '.join(facts['next'])}" if facts["next"] else "")), soft_wrap=True)
-        if facts["paused"]:
+        following = ", ".join(shortened(run, 60) for run in one.next or ())
+        counts = f"  {one.begun} begun, {one.waiting} waiting, {one.delayed} delayed"
+        out.print(styled(counts + (f"; next: {following}" if following else "")), soft_wrap=True)
+        if one.paused:
             out.print(styled("  Nothing begins: " + line_to_paste("queue", "resume", name, url=url), "yellow"))
-
-
-def _next(store: Store, queue: str) -> list[str]:
-    """Return which runs begin next, as far as their workflows are known to the store."""
-    rows = store.runs(RunFilter(status=("queued",), limit=1000))
-    workflows = sorted({row.workflow for row in rows if row.queue == queue})
-    return [shortened(run, 60) for run in store.queued(queue, at=store.now(), workflows=workflows, limit=5)]

@@ -1,4 +1,4 @@
-"""`everstep repair` and `everstep restored`: going on after damage, and after a backup was restored."""
+"""`everstep repair` and `everstep restored`: continuing after damage, and after a backup was restored."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from everstep.cli.mistakes import EXIT_DONE
-from everstep.cli.opening import acting, existing_run, line_to_paste, place_of, reading, store_options, user_name
+from everstep.cli.opening import acting, existing_run, line_to_paste, reading, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.history.damage import UnseenStep
 from everstep.engine.history.restored import mark_restored
 from everstep.engine.verbs.repair import Repair
+from everstep.view.store import place_of
 
 LISTED_MAX = 50
 
@@ -20,13 +21,13 @@ LISTED_MAX = 50
 @click.command("repair")
 @click.argument("run")
 @click.option("--note", default="", help="Why; it is kept in the history.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be archived, and what could not be seen any more.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be archived, and which steps would become unknown.")
 @store_options
 def repair_command(run: str, note: str, dry_run: bool, url: str | None, in_json: bool) -> int:
-    """Put a damaged run right: archive what is damaged, and go on from the last good event.
+    """Repair a damaged run: archive what is damaged, and continue from the last good event.
 
-    Nothing is overwritten or merged. What must not happen twice is asked about before it is done from then on, by its
-    probe or by a person, for it may have happened in the part that was archived. A sound run is left alone.
+    Nothing is overwritten or merged. From then on a step that must not happen twice is confirmed before it runs, by its
+    probe or by a person, because it may have happened in the archived part. A sound run is left alone.
     """
 
     async def do() -> tuple[Repair, bool]:
@@ -52,14 +53,14 @@ def _print(report: Repair, *, dry_run: bool) -> None:
     if not report.problem:
         out.print(styled("✓ ", "green").append(f"{report.run}: sound, nothing to repair"))
         return
-    verb = "would go on" if dry_run else "goes on"
+    verb = "would continue" if dry_run else "continues"
     mark = styled("· " if dry_run else "✓ ", "green")
     out.print(mark.append(f"{report.run}: {verb} from event {report.last_good}; {report.archived} events archived"))
     out.print(styled(f"  {clean(report.problem)}", "dim"))
-    _print_steps("begun in the archived part, so what became of them cannot be seen any more", report.unseen)
-    _print_steps("begun before and not settled; their contracts say what is done about them", report.open)
+    _print_steps("begun in the archived part, so their outcomes are unknown", report.unseen)
+    _print_steps("begun before and not settled; their contracts decide what is done", report.open)
     if report.unreadable:
-        out.print(f"  {report.unreadable} archived events cannot be read: what was begun there is not known")
+        out.print(f"  {report.unreadable} archived events cannot be read: what was begun there is unknown")
 
 
 def _print_steps(what: str, steps: Sequence[UnseenStep]) -> None:
@@ -78,7 +79,7 @@ def _print_steps(what: str, steps: Sequence[UnseenStep]) -> None:
 def restored_command(url: str | None, in_json: bool) -> int:
     """Say that this store was restored from a backup, before anything uses it again.
 
-    A backup is an old truth: what runs did after it is forgotten here. From now on every unfinished run asks before it
+    A backup is out of date: what runs did after it is missing here. From now on every unfinished run asks before it
     does a step that must not happen twice: the step's probe, else a person. Stop every process that uses the store
     first.
     """
@@ -97,5 +98,5 @@ def restored_command(url: str | None, in_json: bool) -> int:
     if len(rows) > LISTED_MAX:
         out.print(styled(f"    … and {len(rows) - LISTED_MAX} more", "dim"))
     line = line_to_paste("resolve", "--reason", "restored", "--accept", url=url)
-    out.print(styled(f"  Those without a probe are held. When all is looked after: {line}", "dim"))
+    out.print(styled(f"  Those without a probe are held. When you have checked them: {line}", "dim"))
     return EXIT_DONE

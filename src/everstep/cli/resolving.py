@@ -11,10 +11,10 @@ from everstep.cli.mistakes import EXIT_FAILED
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app.app import App
-from everstep.engine.run.holds import hold_facts
 from everstep.engine.verbs.runs import refuse_going_on_twice
 from everstep.errors import Error, HoldConflict, describe
 from everstep.stores.protocol import HoldRow
+from everstep.view.holds import hold_view
 
 
 @click.command("resolve")
@@ -30,7 +30,7 @@ from everstep.stores.protocol import HoldRow
 )
 @click.option("--retry", is_flag=True, help="Try again what the run was held for.")
 @click.option("--skip", metavar="JSON", help="Take this value as the step's outcome.")
-@click.option("--repair", is_flag=True, help="Go on from the last good event of a damaged history.")
+@click.option("--repair", is_flag=True, help="Continue from the last good event of a damaged history.")
 @click.option("--cancel", is_flag=True, help="End the run as cancelled.")
 @click.option("--rollback", is_flag=True, help="Undo what the run did, the last step first; then it is cancelled.")
 @click.option("--note", default="", help="Why; it is kept in the history.")
@@ -102,14 +102,14 @@ async def _resolve_one(run: str, hold: str | None, answer: dict[str, Any], url: 
 
 
 def is_served_here(app: App) -> bool:
-    """Tell whether there is a worker beside this command itself that could take up a run."""
+    """Return True if a worker, other than this command itself, could resume a run."""
     return any(worker.id != app.worker for worker in app.store.workers())
 
 
 def say_who_goes_on(run: str, url: str | None, *, is_served: bool) -> None:
-    """Say what takes up a run that is free to go on."""
+    """Print which worker resumes a free run."""
     if is_served:
-        text = "A worker that knows its workflow takes it up at once."
+        text = "A worker that knows its workflow resumes it at once."
     else:
         text = f"No worker is there: start `{line_to_paste('worker', 'FILE', url=url)}`, or start your program again."
     console().print(styled(f"  {text}", "dim"))
@@ -131,7 +131,7 @@ async def _resolve_many(
                 except Error as error:
                     refused.append({"run": hold.run, "hold": hold.id, "error": describe(error)})
     if in_json:
-        say_json({"matching": [hold_facts(one, url) for one in holds], "resolved": done, "refused": refused})
+        say_json({"matching": [hold_view(one, url) for one in holds], "resolved": done, "refused": refused})
     else:
         _print_many(holds, done, refused, answer["resolution"], url, yes=yes)
     return EXIT_FAILED if refused else 0
@@ -149,7 +149,7 @@ def _print_many(
         out.print(styled("Nothing that is held matches.", "dim"))
     elif not yes:
         for hold in holds:
-            out.print(draw_hold(hold, url), crop=False)
+            out.print(draw_hold(hold_view(hold, url)), crop=False)
         out.print(f"{len(holds)} would be resolved with {resolution}. Say it again with --yes to do so.")
     for run in done:
         out.print(styled("✓ ", "green").append(f"{run}: {resolution}"))

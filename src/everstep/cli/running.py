@@ -1,4 +1,4 @@
-"""`everstep run`: start a run or go on with it, with its progress, to its end."""
+"""`everstep run`: start a run or continue it, with its progress, to its end."""
 
 import asyncio
 import contextlib
@@ -11,19 +11,22 @@ from everstep.cli.arguments import decoded_arguments
 from everstep.cli.holds import draw_hold
 from everstep.cli.logs import log_lines
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
-from everstep.cli.opening import line_to_paste, place_of, store_options
+from everstep.cli.opening import line_to_paste, store_options
 from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, Watcher
 from everstep.cli.tags import parsed_tags
-from everstep.cli.terminal import clean, console, duration, json_text, payload_json, say_json, styled
-from everstep.cli.timeline import Timeline, error_line
+from everstep.cli.terminal import clean, console, json_text, say_json, styled
 from everstep.engine.app.app import App
 from everstep.engine.app.opening import default_on_hold
 from everstep.engine.code.workflow import ON_EXISTING, Workflow
-from everstep.engine.run.holds import hold_facts
 from everstep.model.ids import checked_run_id
 from everstep.model.status import ENDED
 from everstep.stores.opening import default_url, open_store
 from everstep.stores.protocol import HoldRow, RunRow, Store
+from everstep.view.holds import hold_view
+from everstep.view.plain import payload_json
+from everstep.view.store import place_of
+from everstep.view.timeline import Timeline
+from everstep.view.words import duration, error_line
 from everstep.worker.loading import load_workflow
 from everstep.worker.stopping import stopping_on_signals
 
@@ -48,7 +51,7 @@ def run_command(
     url: str | None,
     in_json: bool,
 ) -> int:
-    """Start a run, or go on with one, and show its progress.
+    """Start a run, or continue one, and show its progress.
 
     FILE is a Python file or a module; WORKFLOW can be left out if it declares only one. Each argument is JSON:
 
@@ -79,7 +82,7 @@ async def _run(
     app = App(store, on_hold=default_on_hold())
     await app.open()
     with stopping_on_signals() as stop, contextlib.ExitStack() as stack:
-        if in_json:  # what the workflow prints must not spoil the JSON
+        if in_json:  # the workflow's own output must not mix with the JSON
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         progress = _progress_for(store, in_json=in_json)
         stack.callback(progress.close)
@@ -87,14 +90,14 @@ async def _run(
         try:
             existed = store.run(options["id"]) if options["id"] else None
             handle = await app.start(workflow, *values, **options)
-            app.pump.nudge()  # so that it looks after this run from now on, and notices signals of other processes
+            app.pump.nudge()  # so that it polls for this run from now on, and notices signals of other processes
             watcher = Watcher(store, handle.id, progress, url)
             _announce(progress, store, handle.id, existed, watcher)
             ended = await _wait(app, handle.id, watcher, stop.asked)
             progress.close()
             if not ended:
                 line = line_to_paste("run", *again, "--id", handle.id, url=url)
-                click.echo(f"Stopped. The run is given back; it goes on with:\n  {line}", err=True)
+                click.echo(f"Stopped. The run is given back; continue it with:\n  {line}", err=True)
                 return stop.exit_status
             row, holds = await handle.row(), await handle.holds()
         finally:
@@ -110,7 +113,7 @@ def _progress_for(store: Store, *, in_json: bool) -> Progress:
 
 
 def _announce(progress: Progress, store: Store, run: str, existed: RunRow | None, watcher: Watcher) -> None:
-    """Say where the run is kept and whether it is new, before anything else."""
+    """Print where the run is stored and whether it is new, before anything else."""
     progress.say("▪", f"store {place_of(store)}" + (" (new)" if store.is_new else ""), "dim")
     if existed is None:
         progress.say("▪", f"run {run} (new)", "bold")
@@ -120,11 +123,11 @@ def _announce(progress: Progress, store: Store, run: str, existed: RunRow | None
     if existed.status in ENDED and row is not None and row.status in ENDED:
         progress.say("▪", f"run {run} had ended already: {row.status}", "bold")
     else:
-        progress.say("▪", f"run {run} goes on; {done} steps were done before and are not done again", "bold")
+        progress.say("▪", f"run {run} continues; {done} steps were done before and are not done again", "bold")
 
 
 async def _wait(app: App, run: str, watcher: Watcher, stop: asyncio.Event) -> bool:
-    """Watch until the run has ended or is held (True), or until somebody wants to stop (False)."""
+    """Watch until the run has ended or is held (True), or until a stop was requested (False)."""
     end = asyncio.ensure_future(app.watchers.wait_for_end(run))
     stopped = asyncio.ensure_future(stop.wait())
     try:
@@ -144,7 +147,7 @@ async def _wait(app: App, run: str, watcher: Watcher, stop: asyncio.Event) -> bo
 def report_end(
     row: RunRow, holds: list[HoldRow], facts: dict[str, Any], url: str | None, timeline: Timeline, *, in_json: bool
 ) -> int:
-    """Print how a run has ended, and return the exit status that says so."""
+    """Print how a run has ended, and return the matching exit status."""
     if in_json:
         facts = {"run": row.id, "workflow": row.workflow, "status": row.status, **facts}
         facts |= {"generation": row.generation, "attempts": {one.name: len(one.attempts) for one in timeline.steps}}
@@ -152,7 +155,7 @@ def report_end(
             facts["result"] = payload_json(row.outcome or b"[null]")
         elif row.status == "failed":
             facts["error"] = timeline.error or {}
-        facts["holds"] = [hold_facts(hold, url) for hold in holds]
+        facts["holds"] = [hold_view(hold, url) for hold in holds]
         say_json(facts)
     else:
         _print_end(row, holds, url, timeline)
@@ -174,11 +177,11 @@ def _print_end(row: RunRow, holds: list[HoldRow], url: str | None, timeline: Tim
             err.print(styled("↩ ", "yellow").append(f"undone: {clean(undone)}"))
         else:
             line = line_to_paste("retry", row.id, url=url)
-            err.print(styled(f"  then {line}  to go on from what failed", "dim"))
+            err.print(styled(f"  then {line}  to continue from what failed", "dim"))
     elif row.status == "held":
         err.print(styled("◼ ", "bold yellow").append(f"run {row.id} is held: it waits for a person"))
         for hold in holds:
-            err.print(draw_hold(hold, url), crop=False)
+            err.print(draw_hold(hold_view(hold, url)), crop=False)
     else:
         how = "rolled back" if timeline.rolled_back else "cancelled"
         err.print(styled("⊘ ", "bold yellow").append(f"run {row.id} was {how}"))

@@ -1,7 +1,7 @@
-"""`everstep schedule`: what is started at which times."""
+"""`everstep schedule`: runs that start at certain times."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -9,15 +9,17 @@ import click
 
 from everstep.cli.arguments import decoded_arguments, decoded_json
 from everstep.cli.collecting import Age
-from everstep.cli.opening import acting, line_to_paste, place_of, store_options, user_name
+from everstep.cli.opening import acting, line_to_paste, store_options, user_name
 from everstep.cli.resolving import is_served_here
 from everstep.cli.tags import parsed_tags
-from everstep.cli.terminal import add_fitted, arguments_text, clean, console, duration, say_json, shortened, styled
+from everstep.cli.terminal import add_fitted, arguments_text, clean, console, say_json, shortened, styled
 from everstep.engine.app.app import App
 from everstep.engine.verbs.schedules import Scheduled
 from everstep.errors import Misuse
 from everstep.model.schedules import CATCH_UPS, OVERLAPS, tick_text
 from everstep.stores.opening import default_url, open_store
+from everstep.view.store import place_of
+from everstep.view.words import duration
 from everstep.worker.loading import load_workflow
 
 T = TypeVar("T")
@@ -32,7 +34,7 @@ def schedule_command() -> None:
 
 
 def _acted(url: str | None, act: Callable[[App], Awaitable[T]]) -> tuple[T, bool]:
-    """Do something, and return what it gives and whether a worker is there."""
+    """Act on schedules, and return the result and whether a worker is there."""
 
     async def do() -> tuple[T, bool]:
         async with acting(url) as app:
@@ -63,11 +65,11 @@ def _say_who_starts(url: str | None, *, is_served: bool) -> None:
 )
 @click.option("--zone", default="UTC", show_default=True, help="The time zone of --cron, such as Europe/Berlin.")
 @click.option("--every", type=Age(), default="0s", metavar="TIME", help="Instead of --cron: 30s, 15m, 6h, 1d.")
-@click.option("--offset", type=Age(), default="0s", metavar="TIME", help="By how much --every is moved.")
+@click.option("--offset", type=Age(), default="0s", metavar="TIME", help="By how much to shift the ticks of --every.")
 @click.option("--jitter", type=Age(), default="0s", metavar="TIME", help="Start each run up to this much later.")
 @click.option(
     "--overlap", type=click.Choice(OVERLAPS), default="skip", show_default=True,
-    help="What to do at a tick when the run before has not ended.",
+    help="What to do at a tick when the previous run has not ended.",
 )  # fmt: skip
 @click.option(
     "--catch-up", type=click.Choice(CATCH_UPS), default="newest", show_default=True,
@@ -117,7 +119,7 @@ def create_command(
 def ls_command(url: str | None, in_json: bool) -> None:
     """List the schedules of a store."""
 
-    async def listed(app: App) -> tuple[list[Scheduled], str]:
+    async def listed(app: App) -> tuple[Sequence[Scheduled], str]:
         return await app.schedules(), place_of(app.store)
 
     (rows, place), _ = _acted(url, listed)
@@ -186,7 +188,7 @@ def _lines(facts: Scheduled) -> list[tuple[str, str]]:
 @click.option("--note", default="", help="Why; it is shown with the schedule.")
 @store_options
 def pause_command(name: str, note: str, url: str | None, in_json: bool) -> None:
-    """Start no more runs by time. Those under way go on."""
+    """Start no more runs by time. Runs that have begun continue."""
     _acted(url, lambda app: app.get_schedule(name).pause(note, by=user_name()))
     _say(name, "starts nothing until it is resumed", {"is_paused": True, "note": note}, in_json=in_json)
 
@@ -195,14 +197,14 @@ def pause_command(name: str, note: str, url: str | None, in_json: bool) -> None:
 @click.argument("name")
 @store_options
 def resume_command(name: str, url: str | None, in_json: bool) -> None:
-    """Go on with the next tick from now. What came meanwhile is not made up for."""
+    """Continue with the next tick from now. Ticks that were missed meanwhile are not started."""
 
     async def resume(app: App) -> Scheduled:
         await app.get_schedule(name).resume()
         return await app.get_schedule(name).show()
 
     facts, is_served = _acted(url, resume)
-    _say(name, f"goes on; {_next(facts)}", {"is_paused": False, "next_at": facts.next_at}, in_json=in_json)
+    _say(name, f"continues; {_next(facts)}", {"is_paused": False, "next_at": facts.next_at}, in_json=in_json)
     if not in_json:
         _say_who_starts(url, is_served=is_served)
 
@@ -211,7 +213,7 @@ def resume_command(name: str, url: str | None, in_json: bool) -> None:
 @click.argument("name")
 @store_options
 def trigger_command(name: str, url: str | None, in_json: bool) -> None:
-    """Start a run now, also if one is under way or the schedule is paused."""
+    """Start a run now, even if one is running or the schedule is paused."""
     run, is_served = _acted(url, lambda app: app.get_schedule(name).trigger())
     _say(name, f"a worker starts {run}", {"run": run}, in_json=in_json)
     if not in_json:
@@ -224,7 +226,7 @@ def trigger_command(name: str, url: str | None, in_json: bool) -> None:
 @click.option("--to", "end", metavar="TIME", help="Not included. Default: now.")
 @store_options
 def backfill_command(name: str, start: str, end: str | None, url: str | None, in_json: bool) -> None:
-    """Start the runs of all ticks of a time that is past, but for those that are there already."""
+    """Start the runs of all ticks of a past period, except those that exist already."""
 
     async def backfill(app: App) -> list[str]:
         until = end if end is not None else datetime.fromtimestamp(app.clock.now() / 1e6, UTC)

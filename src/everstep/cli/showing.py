@@ -7,46 +7,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from everstep.cli.drawing import draw_timeline, status_text
-from everstep.cli.effects import is_in_doubt
+from everstep.cli.graphs import draw_graph
 from everstep.cli.holds import draw_hold
-from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
-from everstep.cli.money import amounts_text, budget_text, standing_of
-from everstep.cli.opening import (
-    approve_words,
-    example_value,
-    existing_run,
-    line_to_paste,
-    place_of,
-    reading,
-    store_options,
-)
+from everstep.cli.opening import existing_run, line_to_paste, reading, store_options
 from everstep.cli.terminal import (
     arguments_text,
-    between,
     clean,
     console,
-    duration,
     json_text,
     local_time,
     moment,
-    payload_json,
     say_json,
     shortened,
     styled,
     to_paste,
 )
-from everstep.cli.timeline import Timeline, error_line, timeline_of
-from everstep.cli.timeline_rows import Row
-from everstep.cli.workers import unserved_among
-from everstep.engine.history.verify import verify_now
-from everstep.engine.run.holds import hold_facts
-from everstep.errors import Damaged, Misuse, NotReadable
-from everstep.model.accounts import ROOT, as_facts
+from everstep.errors import Misuse
 from everstep.model.own_files import replace
 from everstep.model.status import ENDED
-from everstep.stores.protocol import Delivery, RunRow, Store
-from everstep.stores.rows.keys import UNSETTLED
+from everstep.stores.protocol import Store
+from everstep.view.run import RunView, Wait, run_view
+from everstep.view.timeline import timeline_of
+from everstep.view.words import between, duration, error_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,8 +40,8 @@ OURS = str(Path(__file__).parents[1])
 
 @click.command("show")
 @click.argument("run")
-@click.option("--watch", is_flag=True, help="Go on showing until it has ended or is held; the exit status says how.")
-@click.option("--svg", metavar="FILE", help="Of a run of a graph: write a picture of the graph, with what happened.")
+@click.option("--watch", is_flag=True, help="Keep showing until it has ended or is held; the exit status says how.")
+@click.option("--svg", metavar="FILE", help="For a run of a graph: write a picture of the graph, with what happened.")
 @store_options
 def show_command(run: str, watch: bool, svg: str | None, url: str | None, in_json: bool) -> int:
     """Show a run: its steps over time, attempts, crashes, what it waits for, holds and errors."""
@@ -67,19 +50,19 @@ def show_command(run: str, watch: bool, svg: str | None, url: str | None, in_jso
         if watch:
             return _watch(store, run, url, in_json=in_json)
         row = existing_run(store, run)
-        timeline = timeline_of(store, run, row.generation)
+        view = run_view(store, row, url)
         if svg is not None:
-            _write_picture(timeline, run, svg)
+            _write_picture(view, svg)
         elif in_json:
-            say_json(run_facts(store, row, timeline, url))
+            say_json(view)
         else:
             out = console()
-            out.print(draw_run(store, row, timeline, url, out.width), crop=False)
+            out.print(draw_run(view, url, out.width), crop=False)
     return EXIT_DONE
 
 
 def _watch(store: Store, run: str, url: str | None, *, in_json: bool) -> int:
-    """Draw again and again until the run has ended or is held."""
+    """Redraw until the run has ended or is held."""
     from rich.live import Live
 
     out = console()
@@ -92,7 +75,8 @@ def _watch(store: Store, run: str, url: str | None, *, in_json: bool) -> int:
         while row.status not in ENDED and row.status != "held":
             if live is not None:
                 rows = max(4, out.height - 14)
-                live.update(draw_run(store, row, timeline, url, out.width, most=rows), refresh=True)
+                view = run_view(store, row, url, timeline)
+                live.update(draw_run(view, url, out.width, most=rows), refresh=True)
             time.sleep(REFRESH_SECONDS)
             seen = (row.head_seq, row.generation)
             row = existing_run(store, run)
@@ -102,189 +86,42 @@ def _watch(store: Store, run: str, url: str | None, *, in_json: bool) -> int:
         if live is not None:
             live.update("", refresh=True)
             live.stop()
+    view = run_view(store, row, url, timeline)
     if in_json:
-        say_json(run_facts(store, row, timeline, url))
+        say_json(view)
     else:
-        out.print(draw_run(store, row, timeline, url, out.width), crop=False)
+        out.print(draw_run(view, url, out.width), crop=False)
     return {"completed": EXIT_DONE, "held": EXIT_HELD}.get(row.status, EXIT_FAILED)
 
 
-def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) -> dict[str, Any]:
-    """Return everything about a run for `--json`."""
-    facts = row_facts(row)
-    facts["store"] = place_of(store)
-    facts["completed_steps"] = timeline.completed_steps()
-    facts["attempts"] = {step.name: len(step.attempts) for step in timeline.steps}
-    facts["steps"] = [_step_facts(step) for step in timeline.steps]
-    facts["crashes"] = timeline.crashes
-    facts["waits_for"] = _waits(store, row, timeline, url)
-    facts["holds"] = [hold_facts(hold, url) for hold in store.holds(run=row.id)]
-    facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
-    facts["undelivered"] = [{"kind": one.kind, "name": one.name, "id": one.id} for one in undelivered(store, row)]
-    facts["patches"] = timeline.patches
-    facts["graph"] = _graph_facts(row, timeline)
-    facts["streams"] = dict(store.streams(row.id, row.generation))
-    facts["checkpoints"] = timeline.checkpoints
-    facts["rolled_back"] = timeline.rolled_back
-    facts["forked"] = _forked_facts(timeline)
-    facts["compensations"] = {step.name: step.undone for step in timeline.compensations()}
-    facts["used"] = as_facts(timeline.accounts.parts[ROOT].used) if timeline.accounts is not None else {}
-    facts["used_by_step"] = _used_by_step(timeline)
-    facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
-    facts["error"] = timeline.error
-    return facts
-
-
-def undelivered(store: Store, row: RunRow) -> list[Delivery]:
-    """Return the signals and requests that an ended run did not take. A retry delivers them."""
-    if row.status not in ENDED:
-        return []
-    return [one for one in store.signals(row.id) if one.state == "undelivered" and one.kind in ("signal", "request")]
-
-
-def _draw_undelivered(store: Store, row: RunRow) -> list[Any]:
-    """Say what was sent to a run that has ended, and what becomes of it."""
-    lost = undelivered(store, row)
-    if not lost:
-        return []
-    names = ", ".join(clean(f"{one.kind} {one.name}" + (f" ({one.id})" if one.id else "")) for one in lost[:5])
-    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-    then = f"; if it is retried (`everstep retry {clean(row.id)}`), it gets them" if row.status == "failed" else ""
-    return [styled("✉ ", "yellow").append(f"not delivered before the run ended: {names}{more}{then}"), ""]
-
-
-def _graph_facts(row: RunRow, timeline: Timeline) -> dict[str, Any] | None:
-    """Return what happened in the run's graph, if it is one of a graph."""
-    if timeline.graph is None:
-        return None
-    from everstep.cli.graphs import graph_facts
-
-    return graph_facts(timeline.graph, row.status)
-
-
-def _draw_graph(row: RunRow, timeline: Timeline, width: int) -> list[Any]:
-    if timeline.graph is None:
-        return []
-    from everstep.cli.graphs import draw_graph
-
-    return [draw_graph(timeline.graph, row.status, width), ""]
-
-
-def _write_picture(timeline: Timeline, run: str, file: str) -> None:
-    """Write a picture of a run's graph, with what happened."""
-    if timeline.graph is None:
-        raise Misuse(f"{run} is not a run of a graph, so there is none to draw.")
-    from everstep.graph.drawing import svg
-
-    picture = svg(f"The graph {timeline.graph.name} in run {run}", timeline.graph.nodes(), timeline.graph.edges())
-    replace(file, picture.encode())
-
-
-def _forked_facts(timeline: Timeline) -> dict[str, Any] | None:
-    """Return where a run was forked from."""
-    one = timeline.forked
-    if one is None:
-        return None
-    facts: dict[str, Any] = {"run": one.run, "generation": one.generation, "seq": one.seq, "at": one.at}
-    return facts | {"edited": one.edited, "by": one.by, "note": one.note}
-
-
-def _used_by_step(timeline: Timeline) -> dict[str, dict[str, float]]:
-    accounts = timeline.accounts
-    return {name: as_facts(used) for name, used in accounts.by_step.items()} if accounts is not None else {}
-
-
-def _step_facts(step: Row) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": step.name, "effect": step.effect, "state": step.state, "seq": step.seq}
-    facts |= {"started_at": step.started_at, "ended_at": step.ended_at, "attempts": step.attempts}
-    facts |= {"undoes": step.undoes, "undone": step.undone}
-    facts |= {"arguments": step.arguments, "value": step.value, "error": step.error, "source": step.source}
-    return facts | {"charged": step.charged, "note": step.note}
-
-
-def _waits(store: Store, row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, Any]]:
-    if row.status != "waiting":
-        return []
-    waits: list[dict[str, Any]] = [
-        {
-            "signal": one.name,
-            "type": one.type,
-            "command": line_to_paste("signal", row.id, one.name, example_value(one.type), url=url),
-        }
-        | ({"certain": False} if timeline.went_on_after(one) else {})
-        for one in timeline.awaited_signals()
-    ]
-    waits += [
-        {
-            "approval": one.name,
-            "id": one.id,
-            "type": one.type,
-            "arguments": one.arguments,
-            "expires_at": one.deadline,
-            "command": line_to_paste(*approve_words(row.id, one.id, one.type), url=url),
-        }
-        for one in timeline.awaited_approvals()
-    ]
-    waits += [
-        {
-            "request": one.name,
-            "type": one.type,
-            "command": line_to_paste("ask", row.id, one.name, example_value(one.type), url=url),
-        }
-        | ({"certain": False} if timeline.went_on_after(one) else {})
-        for one in timeline.awaited_requests()
-    ]
-    if row.wake_at is not None:
-        waits.append({"timer": row.wake_at})
-    waits += [{"child": one.name} for one in timeline.rows if one.kind == "child" and one.state == "open"]
-    for one in timeline.steps:
-        if one.awaited_key and one.state == "open":
-            waits.append({"key": one.awaited_key, "step": one.name} | _key_wait(store, one, url))
-    return waits
-
-
-def _key_wait(store: Store, step: Row, url: str | None) -> dict[str, Any]:
-    """Return which run has a key that a step waits for, as it is now, and why that run does not go on if it is held."""
-    line, effect = line_to_paste("effects", "--key", step.awaited_key, url=url), store.effect(step.awaited_key)
-    if effect is None or effect.state not in UNSETTLED:
-        return {"run": step.awaited_run, "command": line}
-    state = "in-doubt" if is_in_doubt(store, effect) else effect.state
-    facts = {"run": effect.run, "state": state, "command": line}
-    if hold := next(iter(store.holds(run=effect.run)), None):
-        facts |= {"held": hold.summary, "command": line_to_paste("show", effect.run, url=url)}
-    return facts
-
-
-def draw_run(
-    store: Store, row: RunRow, timeline: Timeline, url: str | None, width: int, *, most: int = 0
-) -> "RenderableType":
+def draw_run(view: RunView, url: str | None, width: int, *, most: int = 0) -> "RenderableType":
     """Return a run as a page for the terminal."""
     from rich.console import Group
 
-    now = store.now()
-    end = row.ended_at or (timeline.last_at if row.status == "held" else now)
-    parts: list[Any] = [_heading(row, timeline, now, place_of(store)), ""]
-    parts += _draw_graph(row, timeline, width)
-    if timeline.rows:
-        parts += [draw_timeline(timeline, now=end, width=width, most=most), ""]
-    parts += _crashes(timeline)
-    parts += _undone(row, timeline, url)
-    if published := published_of(row):
+    end = view.ended_at or (view.last_at if view.status == "held" else view.now)
+    parts: list[Any] = [_heading(view), ""]
+    if view.graph is not None:
+        parts += [draw_graph(view.graph, view.status, width), ""]
+    if rows := view.rows:
+        parts += [draw_timeline(rows, view.started_at, now=end, width=width, most=most), ""]
+    parts += _crashes(view)
+    parts += _undone(view, url)
+    if view.published:
         parts.append(styled("published", "dim"))
-        parts += [styled(f"  {name} = {shortened(_one_line(value), 200)}") for name, value in published.items()]
+        parts += [styled(f"  {name} = {shortened(_one_line(value), 200)}") for name, value in view.published.items()]
         parts.append("")
-    for name, count in store.streams(row.id, row.generation):
-        line = line_to_paste("stream", row.id, name, url=url)
+    for name, count in view.streams.items():
+        line = line_to_paste("stream", view.id, name, url=url)
         parts += [styled(f"stream {name}: {count} entries", "dim"), to_paste(line), ""]
-    parts += _problems(store, row, timeline, url)
-    parts += _draw_undelivered(store, row)
-    if unserved_among(store, [row]):
-        text = f"nobody serves {clean(row.workflow)} in queue {clean(row.queue)}: start `everstep worker FILE`"
+    parts += _problems(view, url)
+    parts += _draw_undelivered(view)
+    if view.is_unserved:
+        text = f"nobody serves {clean(view.workflow)} in queue {clean(view.queue)}: start `everstep worker FILE`"
         parts.append(styled("◷ ", "blue").append(text))
-    for wait in _waits(store, row, timeline, url):
-        parts += _draw_wait(wait, now)
-    if row.status == "completed":
-        parts += [styled("result", "dim"), styled(shortened(_one_line(payload_json(row.outcome or b"[null]")), 2000))]
+    for wait in view.waits_for:
+        parts += _draw_wait(wait, view.now)
+    if view.status == "completed":
+        parts += [styled("result", "dim"), styled(shortened(_one_line(view.result), 2000))]
     if not parts[-1]:
         parts.pop()
     return Group(*parts)
@@ -294,90 +131,95 @@ def _one_line(value: Any) -> str:
     return json_text(value, indent=-1)
 
 
-def _heading(row: RunRow, timeline: Timeline, now: int, place: str) -> "RenderableType":
+def _draw_undelivered(view: RunView) -> list[Any]:
+    """Say what was sent to a run that has ended, and what becomes of it."""
+    lost = view.undelivered
+    if not lost:
+        return []
+    names = ", ".join(clean(f"{one.kind} {one.name}" + (f" ({one.id})" if one.id else "")) for one in lost[:5])
+    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+    then = f"; if it is retried (`everstep retry {clean(view.id)}`), it gets them" if view.status == "failed" else ""
+    return [styled("✉ ", "yellow").append(f"not delivered before the run ended: {names}{more}{then}"), ""]
+
+
+def _write_picture(view: RunView, file: str) -> None:
+    """Write a picture of a run's graph, with what happened."""
+    if view.graph is None:
+        raise Misuse(f"{view.id} is not a run of a graph, so there is none to draw.")
+    from everstep.graph.drawing import svg  # start-up: only a picture needs it
+
+    picture = svg(f"The graph {view.graph.name} in run {view.id}", view.graph.nodes, view.graph.edges)
+    replace(file, picture.encode())
+
+
+def _heading(view: RunView) -> "RenderableType":
     from rich.console import Group
 
-    first = styled(row.id, "bold").append("  ").append_text(status_text(row.status))
-    if timeline.rolled_back:
+    first = styled(view.id, "bold").append("  ").append_text(status_text(view.status))
+    if view.rolled_back:
         first.append(" (rolled back)", style="yellow")
-    first.append(f"  {clean(row.workflow)}({shortened(clean(arguments_text(row.preview)), 80)})")
-    if row.generation > 1:
-        first.append(f"  generation {row.generation}", style="dim")
-    if timeline.forked is not None:
-        edited = f", with another {timeline.forked.edited}" if timeline.forked.edited else ""
-        first.append(f"  forked from {clean(timeline.forked.origin)}{edited}", style="cyan")
-    attempts = sum(len(step.attempts) for step in timeline.steps)
-    took = between(row.created_at, row.ended_at or now)
-    facts = [f"began {local_time(row.created_at):%Y-%m-%d %H:%M:%S}", f"took {took}" if row.ended_at else f"{took} ago"]
-    facts.append(f"{len(timeline.completed_steps())} steps done, {attempts} attempts")
-    if timeline.crashes:
-        facts.append(f"{len(timeline.crashes)} crashes survived")
-    facts.append(f"{row.head_seq} events")
-    if timeline.checkpoints:
-        facts.append(f"{len(timeline.checkpoints)} checkpoints, the newest at event {timeline.checkpoints[-1]}")
+    first.append(f"  {clean(view.workflow)}({shortened(clean(arguments_text(view.arguments)), 80)})")
+    if view.generation > 1:
+        first.append(f"  generation {view.generation}", style="dim")
+    if view.forked is not None:
+        edited = f", with another {view.forked.edited}" if view.forked.edited else ""
+        first.append(f"  forked from {clean(view.forked.origin)}{edited}", style="cyan")
+    attempts = sum(len(step.attempts) for step in view.steps)
+    took = between(view.created_at, view.ended_at or view.now)
+    facts = [f"began {local_time(view.created_at):%Y-%m-%d %H:%M:%S}"]
+    facts += [f"took {took}" if view.ended_at else f"{took} ago"]
+    facts += [f"{len(view.completed_steps)} steps done, {attempts} attempts"]
+    if view.crashes:
+        facts.append(f"{len(view.crashes)} crashes survived")
+    facts.append(f"{view.events} events")
+    if view.checkpoints:
+        facts.append(f"{len(view.checkpoints)} checkpoints, the newest at event {view.checkpoints[-1]}")
     lines = [first, styled(" · ".join(facts), "dim")]
-    if text := _budget_line(row, timeline, now):
-        lines.append(styled(text, "yellow" if row.status == "held" else "dim"))
-    return Group(*lines, styled(place, "dim"))
+    if view.budget_text:
+        lines.append(styled(view.budget_text, "yellow" if view.status == "held" else "dim"))
+    return Group(*lines, styled(view.store, "dim"))
 
 
-def _budget_line(row: RunRow, timeline: Timeline, now: int) -> str:
-    """Return what the run has used; without a budget only if it was charged anything."""
-    standing = standing_of(row)
-    if standing is not None:
-        return f"budget {budget_text(standing, row, now)}"
-    used = timeline.accounts.parts[ROOT].used if timeline.accounts is not None else None
-    return f"used {amounts_text(used)}" if used is not None and (used.microdollars or used.tokens) else ""
-
-
-def _crashes(timeline: Timeline) -> list[Any]:
+def _crashes(view: RunView) -> list[Any]:
     lines: list[Any] = []
-    for crash in timeline.crashes:
+    for crash in view.crashes:
         gap = between(crash.last_sign_at, crash.went_on_at)
         steps = ", ".join(crash.steps[:4]) + (f" and {len(crash.steps) - 4} more" if len(crash.steps) > 4 else "")
         when = f"{local_time(crash.last_sign_at):%H:%M:%S}"
         line = styled("╳ ", "bold red")
-        lines.append(line.append(f"cut off after {when} in {clean(steps)}; went on after {gap}"))
+        lines.append(line.append(f"cut off after {when} in {clean(steps)}; continued after {gap}"))
     return [*lines, ""] if lines else []
 
 
-def _undone(row: RunRow, timeline: Timeline, url: str | None) -> list[Any]:
+def _undone(view: RunView, url: str | None) -> list[Any]:
     """Return how far a run is undone, and what stays as it is."""
-    if not timeline.is_undone:
+    if not view.is_undone:
         return []
-    ended = row.status in ENDED
+    ended = view.status in ENDED
     titles = {"compensated": "undone", "wanted": "not undone" if ended else "to be undone", "skipped": "left as it is"}
     lines: list[str] = []
     for state, title in titles.items():
-        if names := [step.name for step in timeline.compensations() if step.undone == state]:
+        if names := [name for name, undone in view.compensations.items() if undone == state]:
             lines.append(f"{title}: {', '.join(names)}")
             if state == "wanted" and ended:
-                lines.append(f"go on undoing:  {line_to_paste('rollback', row.id, url=url)}")
+                lines.append(f"continue undoing:  {line_to_paste('rollback', view.id, url=url)}")
     if not lines:
         lines.append("nothing had to be undone" if ended else "is about to be undone")
     return [*(styled("↩ ", "yellow").append(clean(line)) for line in lines), ""]
 
 
-def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) -> list[Any]:
+def _problems(view: RunView, url: str | None) -> list[Any]:
     """Return what is wrong: damage, errors with where they were raised, holds with their answers."""
-    parts: list[Any] = []
-    try:
-        verify_now(store, row.id)
-    except Damaged as damage:
-        parts += [styled(f"damaged: {damage}", "bold red"), ""]
-    except NotReadable as missing:
-        parts += [styled(f"not verified: {missing}", "bold red"), ""]
-    for step in timeline.steps:
-        if step.state == "failed" and step.error and step.error != timeline.error:
+    parts: list[Any] = [styled(view.problem, "bold red"), ""] if view.problem else []
+    for step in view.steps:
+        if step.state == "failed" and step.error and step.error != view.error:
             parts += _draw_error(f"step {step.name}", step.error)
-    if timeline.error is not None:
-        parts += _draw_error("the run", timeline.error)
-        if row.status == "failed" and not timeline.is_undone:
-            line = line_to_paste("retry", row.id, url=url)
+    if view.error is not None:
+        parts += _draw_error("the run", view.error)
+        if view.status == "failed" and not view.is_undone:
+            line = line_to_paste("retry", view.id, url=url)
             parts += [styled("go on from what failed:", "dim"), to_paste(line), ""]
-    for hold in store.holds(run=row.id):
-        parts.append(draw_hold(hold, url))
-    return parts
+    return parts + [draw_hold(hold) for hold in view.holds]
 
 
 def _draw_error(what: str, error: dict[str, Any]) -> list[Any]:
@@ -390,7 +232,7 @@ def _draw_error(what: str, error: dict[str, Any]) -> list[Any]:
 
 
 def theirs(traceback: str) -> list[str]:
-    """Return the lines of a traceback without the frames of this package: a person wants to see their own code."""
+    """Return the lines of a traceback without the frames of this package, so that a person sees their own code."""
     frames: list[list[str]] = []
     for line in traceback.rstrip().split("\n"):
         if line.startswith("  File ") or not frames:
@@ -401,27 +243,25 @@ def theirs(traceback: str) -> list[str]:
     return [line for frame in own or frames for line in frame]
 
 
-def _draw_wait(wait: dict[str, Any], now: int) -> list[Any]:
-    if "signal" in wait:
-        unless = "has asked for, and waits for unless its code has given up,"
-        waits = "waits for" if wait.get("certain", True) else unless
-        text = styled("✉ ", "magenta").append(f"{waits} the signal {clean(wait['signal'])} ({clean(wait['type'])}):")
-        return [text, to_paste(wait["command"])]
-    if "approval" in wait:
-        text = styled("☐ ", "magenta").append(f"waits for the approval {clean(wait['approval'])}:")
-        arguments = styled(f"  {clean(wait['arguments'])}")
-        return [text, arguments, to_paste(wait["command"])]
-    if "request" in wait:
-        takes = "takes" if wait.get("certain", True) else "takes, unless its code has given up,"
-        text = styled("? ", "magenta").append(f"{takes} requests {clean(wait['request'])} ({clean(wait['type'])}):")
-        return [text, to_paste(wait["command"])]
-    if "timer" in wait:
-        left = duration(max(0, wait["timer"] - now) / 1e6)
-        return [styled("◷ ", "blue").append(f"waits until {moment(wait['timer'], now)} ({left} left)")]
-    if "key" in wait:
-        does = {"undoing": "is undoing", "in-doubt": "has left in doubt"}.get(wait.get("state", ""), "has")
-        whose = f", which run {clean(wait['run'])} {does}" if wait["run"] else ""
-        text = styled("⚿ ", "cyan").append(f"{clean(wait['step'])} waits for the key {clean(wait['key'])}{whose}:")
-        held = [styled(f"  that run is held: {clean(wait['held'])}", "yellow")] if "held" in wait else []
-        return [text, *held, to_paste(wait["command"])]
-    return [styled("▸ ", "cyan").append(f"waits for the child run {clean(wait['child'])}")]
+def _draw_wait(wait: Wait, now: int) -> list[Any]:
+    if wait.signal:
+        waits = "waits for" if wait.certain else "has asked for, and waits for unless its code has given up,"
+        text = styled("✉ ", "magenta").append(f"{waits} the signal {clean(wait.signal)} ({clean(wait.type)}):")
+        return [text, to_paste(wait.command)]
+    if wait.approval:
+        text = styled("☐ ", "magenta").append(f"waits for the approval {clean(wait.approval)}:")
+        return [text, styled(f"  {clean(wait.arguments)}"), to_paste(wait.command)]
+    if wait.request:
+        takes = "takes" if wait.certain else "takes, unless its code has given up,"
+        text = styled("? ", "magenta").append(f"{takes} requests {clean(wait.request)} ({clean(wait.type)}):")
+        return [text, to_paste(wait.command)]
+    if wait.key:
+        does = {"undoing": "is undoing", "in-doubt": "has left in doubt"}.get(wait.state, "has")
+        whose = f", which run {clean(wait.run)} {does}" if wait.run else ""
+        text = styled("⚿ ", "cyan").append(f"{clean(wait.step)} waits for the key {clean(wait.key)}{whose}:")
+        held = [styled(f"  that run is held: {clean(wait.held)}", "yellow")] if wait.held else []
+        return [text, *held, to_paste(wait.command)]
+    if wait.child:
+        return [styled("▸ ", "cyan").append(f"waits for the child run {clean(wait.child)}")]
+    left = duration(max(0, wait.timer - now) / 1e6)
+    return [styled("◷ ", "blue").append(f"waits until {moment(wait.timer, now)} ({left} left)")]

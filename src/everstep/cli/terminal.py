@@ -1,7 +1,7 @@
-"""What reaches the terminal: harmless text, JSON, durations and times.
+"""Output for the terminal: harmless text, JSON, durations and times.
 
 Payloads are written by agents and other strangers. Their text never reaches the terminal as it is: control characters
-and escape codes become visible escapes, and nothing is read as markup.
+and escape codes become visible escapes, and nothing is interpreted as markup.
 """
 
 import functools
@@ -22,18 +22,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PIPE_WIDTH: Final = 160
-"""So wide are lines that no terminal limits."""
+"""The width of lines that no terminal limits."""
 LAST_COLUMN_LEAST: Final = 10
-"""Wider than this is the last column of a table, also if the terminal is too narrow for all of it."""
+"""The minimum width of a table's last column, also if the terminal is too narrow for the whole table."""
 ROWS_AT_ONCE: Final = 200
 LATEST: Final = 250_000_000_000
-"""Seconds since 1970: a damaged time beyond this (the year 9892) is shown as this."""
+"""Seconds since 1970. A damaged time beyond this (the year 9892) is shown as this one."""
 _UNPRINTABLE: Final = re.compile(r"[^\n\x20-\x7e]")
-_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def console(*, err: bool = False) -> "Console":
-    """Return a console that takes no text for markup."""
+    """Return a console that interprets no text as markup."""
     stream = sys.stderr if err else sys.stdout
     width = None if stream.isatty() else PIPE_WIDTH
     return _console_class()(file=stream, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False)
@@ -45,7 +44,7 @@ def _console_class() -> "type[Console]":
     from rich.text import Text
 
     class WholeLines(Console):
-        """Leaves the breaking of lines to the terminal: a command that was broken in two could not be pasted."""
+        """Leaves the breaking of lines to the terminal, because a broken command could not be pasted."""
 
         def print(self, *objects: Any, **options: Any) -> None:
             if len(objects) == 1 and isinstance(objects[0], str | Text):
@@ -53,14 +52,14 @@ def _console_class() -> "type[Console]":
             super().print(*objects, **options)
 
         def on_broken_pipe(self) -> None:
-            """Whoever read our output has gone; the command line says what that means."""
+            """Handle a closed pipe: the reader of our output has gone, and the command line decides the exit status."""
             raise BrokenPipeError
 
     return WholeLines
 
 
 def to_paste(line: str) -> "Text":
-    """Return a command as a line of its own that nothing breaks in two, for what is printed with `crop=False`."""
+    """Return a command on a line of its own that is never broken, for output with `crop=False`."""
     from rich.text import Text
 
     return Text(f"  {clean(line)}", style="bold", no_wrap=True, overflow="ignore")
@@ -84,12 +83,12 @@ def styled(text: object, style: str = "") -> "Text":
 
 
 def shortened(text: str, most: int) -> str:
-    """Return text of at most so many characters."""
+    """Return text of at most `most` characters."""
     return text if len(text) <= most else f"{text[: max(most - 1, 0)]}…"
 
 
 def json_text(value: Any, *, indent: int = 2) -> str:
-    """Return a value as JSON that is safe to show: a character that could be an instruction is written as an escape.
+    """Return a value as JSON that is safe to print: control characters are escaped.
 
     An `indent` below zero gives one line.
     """
@@ -118,40 +117,6 @@ def say_json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
-def payload_json(payload: bytes) -> Any:
-    """Return the value in a payload as plain JSON data; None if it cannot be read."""
-    try:
-        if len(envelope := msgspec.json.decode(payload)) > 1:  # with types that JSON does not have
-            from everstep.cli.shown import shown
-
-            return shown(payload)
-        return envelope[0]
-    except (msgspec.MsgspecError, ValueError, LookupError, TypeError):
-        return None
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as a person says it: `340 ms`, `2.5 s`, `3 min 20 s`, `2 d 4 h`."""
-    if seconds < 0.9995:
-        return f"{max(seconds, 0) * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    rest = round(seconds)
-    parts = []
-    for size, unit in _UNITS:
-        if rest >= size:
-            parts.append(f"{rest // size} {unit}")
-            rest %= size
-    if rest and seconds < 3600:
-        parts.append(f"{rest} s")
-    return " ".join(parts[:2])
-
-
-def between(start: int, end: int) -> str:
-    """Return the duration between two times in microseconds."""
-    return duration((end - start) / 1e6)
-
-
 def local_time(at: int) -> datetime:
     """Return a time in microseconds since 1970 in this machine's time zone."""
     return datetime.fromtimestamp(min(max(at / 1e6, 0), LATEST), UTC).astimezone()
@@ -169,11 +134,11 @@ def moment(at: int, now: int) -> str:
 
 
 def arguments_text(preview: str) -> str:
-    """Return the arguments of a call from the preview of their payload, as they would stand between its brackets."""
+    """Return the arguments of a call, as between its brackets, from the preview of their payload."""
     try:
         stored = msgspec.json.decode(preview)[0]
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError):
-        text = preview.removeprefix("[[")  # it was cut off
+        text = preview.removeprefix("[[")  # the preview was cut off
         return f"{text}…" if len(preview) > 100 else text
     named = stored.get("kwargs", {}) if isinstance(stored, dict) else {}
     placed = stored.get("args", []) if isinstance(stored, dict) else stored
@@ -184,21 +149,23 @@ def arguments_text(preview: str) -> str:
 
 
 def add_fitted(table: "Table", rows: "list[list[Text]]", width: int) -> None:
-    """Add rows to a table so that its last column takes what is left of the line, and the others stay whole."""
+    """Add rows to a table so that its last column takes the rest of the line, and the other columns are not cut."""
     if not rows:
         return
     widths = [max([cell.cell_len for cell in cells]) for cells in zip(*rows, strict=True)]
     heads = [column.width or len(str(column.header)) for column in table.columns]
     used = sum(max(pair) + 2 for pair in zip(widths[:-1], heads[:-1], strict=True))
     if used + LAST_COLUMN_LEAST > width:
-        table.width = used + LAST_COLUMN_LEAST  # the terminal breaks the lines, and nothing is cut off
+        table.width = used + LAST_COLUMN_LEAST  # the terminal breaks the lines instead of cutting them
     for row in rows:
         row[-1].truncate(max(width - used, LAST_COLUMN_LEAST), overflow="ellipsis")
         table.add_row(*row)
 
 
 def print_rows(out: "Console", heads: "tuple[str, ...]", rows: "list[list[Text]]", *, right: frozenset[str]) -> None:
-    """Print rows under their heads, as `add_fitted` fits them. Twenty thousand take a second, and a table many."""
+    """Print rows under their heads, fitted as by `add_fitted`. Twenty thousand rows take a second; a table would
+    take many.
+    """
     from rich.text import Text
 
     columns = [*zip([Text(head, style="dim") for head in heads], *rows, strict=True)]

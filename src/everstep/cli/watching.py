@@ -1,18 +1,17 @@
-"""`everstep top`: what is going on in a store, now and again."""
+"""`everstep top`: what happens in a store, at intervals."""
 
 import time
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from everstep.cli.drawing import status_text
-from everstep.cli.opening import place_of, reading, store_options
-from everstep.cli.queueing import facts_of, limits_text
-from everstep.cli.terminal import between, clean, console, say_json, shortened, styled
-from everstep.model.status import ENDED, STATUSES
-from everstep.stores.protocol import RunFilter, Store
-
-ROWS: Final = 20
+from everstep.cli.opening import reading, store_options
+from everstep.cli.terminal import clean, console, say_json, shortened, styled
+from everstep.model.status import STATUSES
+from everstep.stores.protocol import Store
+from everstep.view.store import StoreView, store_view
+from everstep.view.words import between
 
 
 @click.command("top")
@@ -28,7 +27,7 @@ def top_command(once: bool, every: float, url: str | None, in_json: bool) -> Non
     """
     with reading(url) as store:
         out = console()
-        before = snapshot(store)
+        before = store_view(store)
         if in_json:
             say_json(before)
         elif once or not out.is_terminal:
@@ -37,141 +36,70 @@ def top_command(once: bool, every: float, url: str | None, in_json: bool) -> Non
             _watch(store, before, every)
 
 
-def snapshot(store: Store, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return what is going on, as plain data. With an earlier one, also the rates since."""
-    now, counts = store.now(), store.counts()
-    rows = store.runs(RunFilter(status=("running",), limit=ROWS))
-    holds = store.holds()
-    facts: dict[str, Any] = {"store": place_of(store), "at": now, "runs": counts}
-    facts["workers"] = [
-        {
-            "id": one.id,
-            "pid": one.pid,
-            "host": one.host,
-            "started_at": one.started_at,
-            "lease_until": abs(one.lease_until),
-            "is_late": not one.has_lease,
-        }
-        for one in store.workers()
-    ]
-    facts["running"] = [
-        {
-            "id": row.id,
-            "workflow": row.workflow,
-            "step": row.current_step,
-            "worker": row.owner,
-            "events": row.head_seq,
-            "updated_at": row.updated_at,
-        }
-        for row in rows
-    ]
-    facts["queues"] = facts_of(store)
-    facts["holds"] = [
-        {"id": one.id, "run": one.run, "reason": one.reason, "step": one.step, "created_at": one.created_at}
-        for one in holds[:ROWS]
-    ]
-    facts["open_holds"] = len(holds)
-    facts["rates"] = _rates(facts, before) if before is not None else None
-    return facts
-
-
-def _rates(facts: dict[str, Any], before: dict[str, Any]) -> dict[str, float]:
-    """Return what happened in a second since the snapshot before: starts and ends of runs, events of running ones."""
-    seconds = max((facts["at"] - before["at"]) / 1e6, 0.001)
-    old = {one["id"]: one["events"] for one in before["running"]}
-    events = sum(max(0, one["events"] - old[one["id"]]) for one in facts["running"] if one["id"] in old)
-
-    def ended(counts: dict[str, int]) -> int:
-        return sum(number for status, number in counts.items() if status in ENDED)
-
-    started = sum(facts["runs"].values()) - sum(before["runs"].values())
-    return {
-        "started": max(0, started) / seconds,
-        "ended": max(0, ended(facts["runs"]) - ended(before["runs"])) / seconds,
-        "events": events / seconds,
-    }
-
-
-def _watch(store: Store, before: dict[str, Any], every: float) -> None:
+def _watch(store: Store, before: StoreView, every: float) -> None:
     from rich.live import Live
 
     with Live(_drawn(before), console=console(), screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(every)
-                before = snapshot(store, before)
+                before = store_view(store, before)
                 live.update(_drawn(before), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _queue_rows(facts: dict[str, Any]) -> list[list[str]]:
-    return [
-        [one["name"], str(one["begun"]), str(one.get("waiting", "")), "paused" if one["paused"] else limits_text(one)]
-        for one in facts["queues"]
-    ]
-
-
-def _of_how_many(status: str, facts: dict[str, Any]) -> str:
-    """Return the title of a table of runs, and whether there are more."""
-    shown, there = len(facts[status]), facts["runs"].get(status, 0)
-    return f"{status} (the newest {shown} of {there})" if there > shown else status
-
-
-def _drawn(facts: dict[str, Any]) -> Any:
+def _drawn(view: StoreView) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    now: int = facts["at"]
-    line = Text()
+    now, line, rates = view.at, Text(), view.rates
     for status in STATUSES:
-        if facts["runs"].get(status):
-            line.append(f"{facts['runs'][status]} ").append(status_text(status)).append("   ")
-    if damaged := sum(count for status, count in facts["runs"].items() if status not in STATUSES):
+        if view.runs.get(status):
+            line.append(f"{view.runs[status]} ").append(status_text(status)).append("   ")
+    if damaged := sum(count for status, count in view.runs.items() if status not in STATUSES):
         line.append(f"{damaged} damaged", style="bold red")
-    parts: list[Any] = [styled(facts["store"], "dim"), line if line else styled("There are no runs yet.", "dim")]
-    if facts["rates"] is not None:
-        rates = facts["rates"]
-        text = f"{rates['started']:.1f} started, {rates['ended']:.1f} ended, {rates['events']:.0f} events in a second"
+    parts: list[Any] = [styled(view.store, "dim"), line if line else styled("There are no runs yet.", "dim")]
+    if rates is not None:
+        text = f"{rates.started:.1f} started, {rates.ended:.1f} ended, {rates.events:.0f} events in a second"
         parts.append(styled(text, "dim"))
-    tables: list[tuple[str, tuple[str, ...], list[list[str]]]] = [
+    shown, there = len(view.running), view.runs.get("running", 0)
+    running = f"running (the newest {shown} of {there})" if there > shown else "running"
+    tables: list[tuple[str, tuple[str, ...], list[tuple[object, ...]]]] = [
         (
             "workers",
             ("worker", "pid", "host", "since", ""),
             [
-                [
-                    one["id"],
-                    str(one["pid"]),
-                    one["host"],
-                    between(one["started_at"], now),
-                    "late" if one["is_late"] else "",
-                ]
-                for one in facts["workers"]
+                (one.id, one.pid, one.host, between(one.started_at, now), "late" if one.is_late else "")
+                for one in view.workers
             ],
         ),
         (
-            _of_how_many("running", facts),
+            running,
             ("run", "workflow", "step", "events", "last"),
             [
-                [
-                    one["id"],
-                    shortened(one["workflow"], 24),
-                    shortened(one["step"], 32),
-                    str(one["events"]),
-                    between(one["updated_at"], now),
-                ]
-                for one in facts["running"]
+                (one.id, shortened(one.workflow, 24), shortened(one.step, 32), one.events, between(one.updated_at, now))
+                for one in view.running
             ],
         ),
-        ("queues and limits", ("name", "begun", "waiting", ""), _queue_rows(facts)),
         (
-            f"holds ({facts['open_holds']})",
-            ("hold", "run", "reason", "step", "age"),
+            "queues and limits",
+            ("name", "begun", "waiting", ""),
             [
-                [one["id"], one["run"], one["reason"], one["step"], between(one["created_at"], now)]
-                for one in facts["holds"]
+                (
+                    one.name,
+                    one.begun,
+                    "" if one.waiting is None else one.waiting,
+                    "paused" if one.paused else one.limits,
+                )
+                for one in view.queues
             ],
+        ),
+        (
+            f"holds ({view.open_holds})",
+            ("hold", "run", "reason", "step", "age"),
+            [(one.id, one.run, one.reason, one.step, between(one.created_at, now)) for one in view.holds],
         ),
     ]
     for title, columns, rows in tables:

@@ -1,63 +1,20 @@
-"""`everstep worker ls`: who works on a store, and which runs nobody serves."""
+"""`everstep worker ls`: the workers of a store, and the runs that no worker serves."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import click
-import msgspec
 
-from everstep.cli.opening import acting, place_of, reading, user_name
-from everstep.cli.terminal import add_fitted, between, clean, console, say_json, shortened, styled
-from everstep.engine.process.worker_row import is_served, living, read_about
-from everstep.stores.protocol import RunFilter, RunRow, Store, WorkerRow
-
-
-def worker_facts(store: Store) -> list[dict[str, Any]]:
-    """Return who works on a store, as plain data."""
-    found: list[dict[str, Any]] = []
-    for row in store.workers():
-        about = read_about(row)
-        facts: dict[str, Any] = {"id": row.id, "pid": row.pid, "host": row.host, "started_at": row.started_at}
-        facts |= {"lease_until": abs(row.lease_until), "is_late": not row.has_lease, "draining": about.draining}
-        facts |= {"runs": about.runs, "running": about.running, "concurrency": about.concurrency}
-        facts["saturation"] = round(about.running / about.concurrency, 3) if about.concurrency else None
-        facts |= {"recovers": about.recovers, "queues": about.queues, "left": about.left}
-        facts |= {"not_claiming": about.not_claiming, "troubles": msgspec.to_builtins(about.troubles)}
-        facts["workflows"] = {name: version for name, (version, *_) in about.workflows.items()}
-        found.append(facts)
-    return found
-
-
-def troubles_in(row: WorkerRow, now: int) -> list[str]:
-    """Say which background work of a worker has failed, and whether it still does."""
-    about = read_about(row)
-    lines = []
-    for name, trouble in sorted(about.troubles.items()):
-        how = f"for {between(trouble.since, now)}, and is tried again" if trouble.since else "and works again"
-        lines.append(f"{name} failed {trouble.failures} times ({trouble.error}), {how}; its log says why")
-    if about.not_claiming:
-        lines.append(f"it takes up no more runs of others until that succeeds: {about.not_claiming}")
-    return lines
-
-
-def unserved_among(store: Store, rows: Sequence[RunRow]) -> set[str]:
-    """Return ids of the runs that want a driver and have none, and that no living worker would take up."""
-    abouts = living(store.workers())
-    waiting = [row for row in rows if row.owner is None and row.status in ("queued", "running")]
-    return {row.id for row in waiting if not is_served(row.workflow, row.queue, abouts)}
-
-
-def unserved(store: Store, limit: int = 1000) -> list[RunRow]:
-    """Return runs that nobody serves, of the newest that wait."""
-    rows = store.runs(RunFilter(status=("queued", "running"), limit=limit))
-    lonely = unserved_among(store, rows)
-    return [row for row in rows if row.id in lonely]
+from everstep.cli.opening import acting, reading, user_name
+from everstep.cli.terminal import add_fitted, clean, console, say_json, shortened, styled
+from everstep.view.store import WorkerView, place_of, worker_view
+from everstep.view.words import between
 
 
 def list_workers(url: str | None, *, in_json: bool) -> None:
-    """Print who works on a store."""
+    """Print the workers of a store."""
     with reading(url) as store:
-        found, now, place = worker_facts(store), store.now(), place_of(store)
+        found, now, place = [worker_view(row) for row in store.workers()], store.now(), place_of(store)
     if in_json:
         say_json(found)
         return
@@ -65,24 +22,28 @@ def list_workers(url: str | None, *, in_json: bool) -> None:
 
     out = console()
     if not found:
-        out.print(styled(f"Nobody works on {place}.", "dim"))
+        out.print(styled(f"No worker works on {place}.", "dim"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("worker", "process", "host", "since", "state", "at work", "in memory", "lease", "queues", "workflows"):
         table.add_column(name, no_wrap=True)
-    add_fitted(table, [_cells(facts, now) for facts in found], out.width)
+    add_fitted(table, [_cells(one, now) for one in found], out.width)
     out.print(table, crop=False)
 
 
-async def declare_gone(workers: Sequence[str], host: str | None, note: str, url: str | None, *, in_json: bool) -> int:
+async def declare_gone(
+    workers: Sequence[str], host: str | None, note: str, url: str | None, *, never_seen: bool, in_json: bool
+) -> int:
     """Say that workers, or all that was begun on a host, cannot act any more, and print what that concerned."""
     if bool(workers) == (host is not None):
         raise click.UsageError("Name the workers that are gone, or a host with --host.")
+    if never_seen and host is None:
+        raise click.UsageError("--never-seen goes with --host.")
     if not note:
         raise click.UsageError("Say with --note how you know that it is gone: that is kept.")
     async with acting(url) as app:
         if host is not None:
-            found = [await app.host_gone(host, note=note, by=user_name())]
+            found = [await app.host_gone(host, note=note, by=user_name(), never_seen=never_seen)]
         else:
             found = [await app.worker_gone(worker, note=note, by=user_name()) for worker in workers]
     if in_json:
@@ -95,27 +56,26 @@ async def declare_gone(workers: Sequence[str], host: str | None, note: str, url:
     return 0
 
 
-def _cells(facts: dict[str, Any], now: int) -> list[Any]:
-    state, style = ("late", "red") if facts["is_late"] else ("draining", "yellow") if facts["draining"] else ("", "")
-    failing = [name for name, trouble in facts["troubles"].items() if trouble.get("since")]
-    if not state and facts["not_claiming"]:
-        state, style = "not claiming: " + ", ".join(failing), "red"
-    elif not state and failing:
-        state, style = "failing: " + ", ".join(failing), "yellow"
+def _cells(one: WorkerView, now: int) -> list[Any]:
+    state, style = ("late", "red") if one.is_late else ("draining", "yellow") if one.draining else ("", "")
+    if not state and one.not_claiming:
+        state, style = "not claiming: " + ", ".join(one.failing), "red"
+    elif not state and one.failing:
+        state, style = "failing: " + ", ".join(one.failing), "yellow"
     if not state:
-        full = facts["concurrency"] and facts["running"] >= facts["concurrency"]
-        state, style = ("saturated", "yellow") if full else ("serving" if facts["recovers"] else "own runs", "green")
-    lease = "lapsed" if facts["is_late"] else f"{max(0, facts['lease_until'] - now) / 1e6:.0f} s"
-    queues = "all" if facts["queues"] is None else ", ".join(facts["queues"])
+        full = one.concurrency and one.running >= one.concurrency
+        state, style = ("saturated", "yellow") if full else ("serving" if one.recovers else "own runs", "green")
+    lease = "lapsed" if one.is_late else f"{max(0, one.lease_until - now) / 1e6:.0f} s"
+    queues = "all" if one.queues is None else ", ".join(one.queues)
     return [
-        styled(facts["id"], "bold"),
-        styled(facts["pid"]),
-        styled(shortened(facts["host"], 24)),
-        styled(between(facts["started_at"], now)),
+        styled(one.id, "bold"),
+        styled(one.pid),
+        styled(shortened(one.host, 24)),
+        styled(between(one.started_at, now)),
         styled(state, style),
-        styled(f"{facts['running']}/{facts['concurrency']}"),
-        styled(facts["runs"]),
+        styled(f"{one.running}/{one.concurrency}"),
+        styled(one.runs),
         styled(lease),
         styled(shortened(queues, 40)),
-        styled(shortened(", ".join(sorted(facts["workflows"])), 80), "dim"),
+        styled(shortened(", ".join(sorted(one.workflows)), 80), "dim"),
     ]

@@ -10,7 +10,7 @@ import click
 
 from everstep.cli.collecting import Age
 from everstep.cli.logs import log_lines
-from everstep.cli.opening import place_of, store_options
+from everstep.cli.opening import store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
 from everstep.cli.workers import declare_gone, list_workers
 from everstep.engine.app.opening import default_on_hold
@@ -20,6 +20,7 @@ from everstep.model.ids import checked_name
 from everstep.model.retention import Retention
 from everstep.stores.opening import default_url, open_store
 from everstep.stores.protocol import Store
+from everstep.view.store import place_of
 from everstep.worker.health import Health, address_of, answer_on
 from everstep.worker.loading import load_all, split
 from everstep.worker.serving import News, WorkerApp, serve
@@ -67,6 +68,7 @@ STYLES = {
     help="Workers elsewhere without a sign of life for this time count as gone. Risky: see the documentation.",
 )  # fmt: skip
 @click.option("--host", metavar="HOST", help="With `worker gone`: everything that was begun on this host.")
+@click.option("--never-seen", is_flag=True, help="With --host: also if this store has never seen that host.")
 @click.option("--note", default="", help="With `worker gone`: how you know. It is kept.")
 @store_options
 def worker_command(
@@ -81,13 +83,14 @@ def worker_command(
     key_retention: float | None,
     gone_after: float | None,
     host: str | None,
+    never_seen: bool,
     note: str,
     url: str | None,
     in_json: bool,
 ) -> int:
-    """Serve workflows: take up their unfinished runs, now and from now on.
+    """Serve workflows: resume their unfinished runs, now and from now on.
 
-    Runs that a killed process left behind go on here. SIGTERM and Ctrl-C stop it in good order: no new body begins,
+    Runs that a killed process left behind continue here. SIGTERM and Ctrl-C stop it in good order: no new body begins,
     steps under way may end, then the runs are given back. A second signal stops at once; nothing is lost by that
     either.
 
@@ -98,9 +101,9 @@ def worker_command(
         list_workers(url, in_json=in_json)
         return 0
     if files[0] == "gone":
-        return asyncio.run(declare_gone(files[1:], host, note, url, in_json=in_json))
-    if host is not None or note:
-        raise click.UsageError("--host and --note go with `everstep worker gone`.")
+        return asyncio.run(declare_gone(files[1:], host, note, url, never_seen=never_seen, in_json=in_json))
+    if host is not None or note or never_seen:
+        raise click.UsageError("--host, --never-seen and --note go with `everstep worker gone`.")
     address = address_of(health) if health is not None else None
     if processes > 1:
         words = [*files, f"--concurrency={concurrency}", f"--drain={drain}", f"--lease={lease}"]
@@ -135,7 +138,7 @@ def worker_command(
 
 
 def _supervise(words: list[str], count: int, address: tuple[str, int] | None, url: str | None, *, in_json: bool) -> int:
-    """Keep so many worker processes at work, until a signal says stop."""
+    """Keep a number of worker processes running until a signal stops them."""
     tell = _Teller(in_json=in_json)
 
     def say(what: str, detail: str) -> None:
@@ -167,7 +170,7 @@ def _supervise(words: list[str], count: int, address: tuple[str, int] | None, ur
 
 
 class _Teller:
-    """Prints a worker's news: lines for people, or JSON lines. A supervisor's child says which it is."""
+    """Prints a worker's events: lines for people, or JSON lines. A supervisor's child adds its number."""
 
     def __init__(self, *, in_json: bool) -> None:
         child = supervised()

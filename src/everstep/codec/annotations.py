@@ -25,7 +25,9 @@ Names = Mapping[str, object]
 
 
 class _Visible(dict[str, object]):
-    """Names for quoted annotations. An unknown one counts as `Any`, so that the rest of the annotation still counts."""
+    """Names for quoted annotations. An unknown name counts as `Any`, so that the rest of the annotation still
+    counts.
+    """
 
     def __missing__(self, name: str) -> object:
         return getattr(builtins, name, Any)
@@ -37,14 +39,14 @@ def resolved(annotation: object, names: Names) -> object:
     if not isinstance(text, str):
         return annotation
     try:
-        alone = SimpleNamespace(__annotations__={"it": text})  # so that another one's mistake does not spoil it
+        alone = SimpleNamespace(__annotations__={"it": text})  # a mistake in another one does not matter
         return get_type_hints(alone, {}, _Visible(names), include_extras=True)["it"]
     except Exception:  # noqa: BLE001 - an annotation may hold any expression
         return Any
 
 
 def raw_annotations(owner: object) -> Mapping[str, object]:
-    """Return the annotations that stand on a class itself, unevaluated where Python keeps them so."""
+    """Return the annotations of a class itself, unevaluated where Python keeps them so."""
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -54,7 +56,9 @@ def raw_annotations(owner: object) -> Mapping[str, object]:
 
 
 def names_around_class(cls: type, outer: Names) -> Names:
-    """Return the names that annotations of a class may use: its module's, its own, and those of who refers to it."""
+    """Return the names that annotations of a class may use: its module's, its own, and those of the code that
+    refers to it.
+    """
     module = sys.modules.get(cls.__module__)
     return {**outer, **(vars(module) if module else {}), cls.__name__: cls}
 
@@ -95,7 +99,7 @@ def classes_in(annotation: object, names: Names, wanted: Callable[[type], bool])
     found: dict[type, None] = {}
     seen: set[int] = set()
     pending: list[tuple[object, Names]] = [(annotation, names)]
-    kept: list[object] = []  # what `seen` has the ids of must stay alive
+    kept: list[object] = []  # keeps objects alive whose ids are in `seen`
     while pending:
         node, around = pending.pop()
         node = resolved(node, around)
@@ -114,7 +118,7 @@ def classes_in(annotation: object, names: Names, wanted: Callable[[type], bool])
 
 
 def _parts(node: object, names: Names) -> Iterator[tuple[object, Names]]:
-    """Yield what an annotation is made of."""
+    """Yield the parts of an annotation."""
     origin = get_origin(node)
     if origin is Literal:
         for value in get_args(node):
@@ -173,7 +177,7 @@ _TEXT_MAX: Final = 500
 def plain_type(text: str) -> Any:
     """Return the type that a text of `types_text` names if all its parts are built in, else `...`.
 
-    The text is only looked at: each name in it is a key into a table, and nothing is evaluated or imported.
+    Each name in the text is a key into a table; nothing is evaluated or imported.
     """
     import ast
 
@@ -186,7 +190,7 @@ def plain_type(text: str) -> Any:
 
 
 def _plain_part(node: Any) -> Any:
-    """Return the type that a part of a text stands for. Raises `LookupError` for any other name."""
+    """Return the type that a part of a text names. Raises `LookupError` for any other name."""
     kind = type(node).__name__
     if kind == "Name":
         return _PLAIN[node.id]

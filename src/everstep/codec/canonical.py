@@ -1,7 +1,7 @@
 """The canonical bytes of a written value: the same for equal values, whatever the order of their keys and members.
 
-Payloads keep the order that the user gave, but for the members of sets, which have none. Digests of arguments are made
-from this form, and whatever is compared with a value that was stored is compared in it: `is_same`, `meaning_digest`.
+Payloads keep the order that the user gave, except for the members of sets, which have none. Digests of arguments are
+made from this form, and comparisons with a stored value use it: `is_same`, `meaning_digest`.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def canonical_bytes(value: Any, tree: Tree) -> bytes:
 
 
 def is_same(payload: msgspec.Raw | bytes, other: bytes) -> bool:
-    """Tell whether two payloads are of equal values. (Older releases wrote the members of sets in any order.)"""
+    """Return True if two payloads have equal values. (Older releases wrote the members of sets in any order.)"""
     if bytes(payload) == other:
         return True
     mine = _meaning(payload)
@@ -39,16 +39,16 @@ def is_same(payload: msgspec.Raw | bytes, other: bytes) -> bool:
 
 
 def meaning_digest(payload: bytes) -> str:
-    """Return the digest of what a payload says: the same for equal values, whatever the order of their keys.
+    """Return the digest of a payload's value: the same for equal values, whatever the order of their keys.
 
-    Of a value without types whose keys are sorted it is the digest of the payload itself.
+    For a value without types whose keys are sorted it is the digest of the payload itself.
     """
     meaning = _meaning(payload)
     return hex_digest_of(payload if meaning is None else meaning)
 
 
 def _meaning(payload: msgspec.Raw | bytes) -> bytes | None:
-    """Return the canonical bytes of a payload, or None if it is none."""
+    """Return the canonical bytes of a payload, or None if it is not one."""
     try:
         decoded = msgspec.json.decode(payload)
         return b"[%b]" % canonical_bytes(decoded[0], (*decoded, None)[1])
@@ -57,7 +57,7 @@ def _meaning(payload: msgspec.Raw | bytes) -> bytes | None:
 
 
 def _tagged(tag: str, data: bytes) -> bytes:
-    return b"<%b %b>" % (canonical_json(tag), data)  # no JSON begins so, hence no plain value has these bytes
+    return b"<%b %b>" % (canonical_json(tag), data)  # no JSON begins like this, so no plain value has these bytes
 
 
 def _sorted_if_free(tag: str, value: Any, members: Any) -> bytes:

@@ -22,11 +22,11 @@ from everstep.model.untrusted import described, qualified_name, raise_if_no_answ
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
-_new_tuple = tuple.__new__  # what Arguments(…) comes down to, in a third of the time
+_new_tuple = tuple.__new__  # what Arguments(…) does internally, in a third of the time
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call: as stored, their digest, and what the body is to be called with."""
+    """The arguments of a call: as stored, their digest, and the arguments for the body."""
 
     payload: bytes
     digest: str
@@ -35,7 +35,7 @@ class Arguments(NamedTuple):
 
 
 def is_immutable_scalar(value: object) -> bool:
-    """Tell whether a value is exactly what its payload would decode to, so that nothing need be decoded."""
+    """Return True if a value is exactly what its payload would decode to, so that it need not be decoded."""
     kind = type(value)
     if kind is int:
         return INT_MIN <= value <= INT_MAX  # type: ignore[operator]
@@ -45,7 +45,7 @@ def is_immutable_scalar(value: object) -> bool:
 
 
 ERROR_BYTES_MAX: Final = 16_000_000
-"""An error that would take more is stored without what it carries: its text, its causes and where it was raised."""
+"""The maximum size of a stored error. A larger one is stored as its text, its causes and its traceback only."""
 
 
 class Codec:
@@ -58,7 +58,7 @@ class Codec:
             if kind is str or (kind is int and INT_MIN <= value <= INT_MAX) or is_plain(value):  # type: ignore[operator]
                 return _to_json((value,))
         except (UnicodeEncodeError, RecursionError, RuntimeError):
-            pass  # lone surrogates, or a value whose trouble is described below
+            pass  # lone surrogates, or a value that the code below describes
         return _payload(*_written(value, types, where))
 
     def decode(self, payload: bytes, types: Types = ANY) -> Any:
@@ -84,7 +84,9 @@ class Codec:
     def encode_arguments(
         self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], where: str
     ) -> Arguments:
-        """Return the arguments of a call in their one form, encoded, with their digest, and decoded for the body."""
+        """Return the arguments of a call in their one normal form: encoded, with their digest, and decoded for the
+        body.
+        """
         if kwargs or not signature.least <= len(args) <= signature.most:
             args, kwargs = signature.normalise(args, kwargs)
         if not kwargs and not signature.has_live:
@@ -103,7 +105,7 @@ class Codec:
         return _encode_arguments(signature, args, kwargs, where)
 
     def decode_arguments(self, signature: Signature, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a payload. What was handed through, a method's receiver too, is None."""
+        """Return the arguments of a payload. `Live` arguments, and a method's receiver, are None."""
         stored = _PLAIN.decode(payload, signature.arguments)
         if type(stored) is list:
             args, kwargs = stored, {}
@@ -114,7 +116,7 @@ class Codec:
         return ((None, *args) if signature.is_method else tuple(args)), kwargs
 
     def kept_arguments(self, signature: Signature, payload: bytes, given: Arguments) -> Arguments:
-        """Return arguments as they were stored. What was handed through is taken from those that are given now."""
+        """Return arguments as they were stored. `Live` arguments are taken from those that are given now."""
         args, kwargs = self.decode_arguments(signature, payload)
         if signature.has_live:
             args = tuple(
@@ -128,7 +130,7 @@ class Codec:
         return self.encode_arguments(signature, args, kwargs, "arguments")
 
     def encode_error(self, error: BaseException) -> bytes:
-        """Return the payload of an exception. It never raises: what cannot be stored is stored as text."""
+        """Return the payload of an exception. It never raises: parts that cannot be stored are stored as text."""
         try:
             payload = _payload(*write(describer(with_traceback=True).facts(error), ANY))
             if len(payload) <= ERROR_BYTES_MAX:
@@ -139,7 +141,7 @@ class Codec:
             return _payload({"type": qualified_name(error), "message": text_of(error), "traceback": ""}, None)
 
     def decode_error(self, payload: bytes) -> BaseException:
-        """Return the exception of a payload, with where it was raised as `__everstep_traceback__`."""
+        """Return the exception of a payload. Its traceback, as text, is in `__everstep_traceback__`."""
         facts = _PLAIN.decode(payload, ANY)
         try:
             return exceptions.error_from(facts)
@@ -205,7 +207,7 @@ def _payload(value: Any, tree: Tree) -> bytes:
 
 
 def _check_depth(envelope: Any) -> None:
-    """Refuse what no encoder here writes: later code may walk a value recursively and must be able to."""
+    """Refuse a nesting that no encoder here writes: later code may walk a value recursively and must be able to."""
     level = [envelope]
     for _ in range(2 * DEPTH_MAX + 4):  # a level of a value may take two levels in its type tree
         level = [

@@ -1,7 +1,7 @@
 """Exceptions to facts and back: built-in, Everstep's and registered ones as themselves, others as `StepError`.
 
-An exception is put together without its class's own constructor, whose parameters are rarely the exception's `args`,
-and without its properties: what was stored is not handed to any code of the class.
+An exception is rebuilt without its class's own constructor, whose parameters are rarely the exception's `args`, and
+without its properties: no code of the class gets stored data.
 """
 
 import builtins
@@ -31,16 +31,16 @@ Facts = dict[str, Any]
 TRACEBACK_MAX: Final = 8_000
 NOTES_MAX: Final = 100
 LEVELS_MAX: Final = 16
-"""How deep causes, members of groups, and exceptions in arguments and attributes are followed."""
+"""The depth to which causes, members of groups, and exceptions in arguments and attributes are followed."""
 ERRORS_MAX: Final = 5_000
-"""How many exceptions are kept with one, itself among them."""
+"""The maximum number of exceptions that are kept with one, itself included."""
 MEMBERS_MAX: Final = 1_000
-"""How many members of a group are kept. A note tells how many there were."""
+"""The maximum number of members of a group that are kept. A note says how many there were."""
 TRACEBACKS_MAX: Final = 100
 PARTS_MAX: Final = 200_000
-"""How many parts the arguments and attributes of an exception, and of those kept with it, have in all."""
+"""The maximum number of parts of the arguments and attributes of an exception, and of those kept with it."""
 VALUE_DEPTH_MAX: Final = 33
-"""How deep an argument or an attribute may be, so that there is room for the exceptions around it."""
+"""The maximum depth of an argument or an attribute, which leaves room for the exceptions around it."""
 SIZED: Final = (list, dict, tuple, set, frozenset)
 _VALUES: Final = ("args", "state", "encoded")
 """The facts with a user's values."""
@@ -64,9 +64,9 @@ _STANDARD: Final = {
     "TimeoutExpired": "subprocess",
     "gaierror": "socket",
 }
-"""Common ones of the standard library. Their modules are imported when such an exception comes back, by this table."""
+"""Common ones of the standard library. Their modules are imported only when such an exception is decoded."""
 
-# The slots of exceptions themselves: a class may put properties of its own over their names.
+# The attributes of exceptions themselves: a class may define properties of the same names.
 _ARGS: Final = BaseException.__dict__["args"].__get__
 _DICT: Final = BaseException.__dict__["__dict__"].__get__
 _SUPPRESS: Final = BaseException.__dict__["__suppress_context__"].__get__
@@ -84,7 +84,7 @@ _HIDDEN: Final = {
 
 
 def origin_of(cls: type) -> str:
-    """Return which table knows an exception class, or an empty text if none does."""
+    """Return the name of the table that knows an exception class, or an empty text."""
     if attempted(registered_by_type.__contains__, cls, default=False):  # a metaclass may refuse to be hashed
         return "registered"
     name = name_of(cls)
@@ -97,12 +97,12 @@ def origin_of(cls: type) -> str:
 
 
 def comes_back(error: BaseException) -> bool:
-    """Tell whether an exception comes back as itself."""
+    """Return True if an exception is restored as itself."""
     return origin_of(type(error)) != ""
 
 
 class Written(NamedTuple):
-    """A part of an exception that is written already: a JSON value, its type tree, and what was given."""
+    """A part of an exception that is already written: a JSON value, its type tree, and the original."""
 
     value: Any
     tree: Any
@@ -110,15 +110,15 @@ class Written(NamedTuple):
 
 
 Write = Callable[[object, int, "Describer"], tuple[Any, Any]]
-"""Returns a value that is no deeper than this as JSON value and type tree. Raises if it cannot be stored."""
+"""Returns a value as JSON value and type tree, at most this deep. Raises if it cannot be stored."""
 
 
 class Describer:
     """Turns an exception, and every one that it leads to, into facts: in one walk, in which each is described once.
 
-    What it leads to are causes, members, and exceptions within arguments and attributes. One that is met again has no
-    causes there, and the texts of the exceptions that it holds. So circles end, and an exception that wraps another
-    in two ways takes no more than twice its room at any depth.
+    It leads to causes, members, and exceptions within arguments and attributes. One that is met again is written
+    without its causes, and with the exceptions that it holds as texts. So cycles end, and an exception that wraps
+    another in two ways takes at most twice its room at any depth.
     """
 
     def __init__(self, write: Write, depth: int, *, with_traceback: bool) -> None:
@@ -136,7 +136,7 @@ class Describer:
         self._made: dict[int, tuple[Facts, BaseException]] = {}
 
     def facts(self, error: BaseException) -> Facts:
-        """Return what is needed to restore an exception and to show it."""
+        """Return the facts that restore an exception and show it."""
         self._errors += 1
         key, again = id(error), self._again
         is_first = key not in self._seen
@@ -153,7 +153,7 @@ class Describer:
                 self._open.discard(key)
 
     def held(self, error: BaseException, depth: int) -> Facts | str:
-        """Return the facts of an exception within an argument or attribute, or a text if they would have no end."""
+        """Return the facts of an exception within an argument or attribute, or a text if they would never end."""
         if id(error) in self._open:
             return f"<{qualified_name(error)}: an error that holds itself>"
         if self._again or not self._has_room:
@@ -166,7 +166,7 @@ class Describer:
             self._level, self._depth, self._tracebacks = kept
 
     def takes(self, value: object) -> bool:
-        """Tell whether there is room for the parts of a value, and count them."""
+        """Return True if there is room for the parts of a value, and count them."""
         parts = len(value) if type(value) in SIZED else 1  # type: ignore[arg-type]
         if self._parts + parts > PARTS_MAX:
             self._is_too_large = True
@@ -175,7 +175,9 @@ class Describer:
         return True
 
     def _text(self, error: BaseException) -> str:
-        """Return an exception's text, which is read once. (The exception is kept: its id is not given to another.)"""
+        """Return an exception's text, which is read once. (The exception is kept alive, so that its id is not
+        reused.)
+        """
         if id(error) not in self._texts:
             self._texts[id(error)] = error, text_of(error)
         return self._texts[id(error)][1]
@@ -193,7 +195,7 @@ class Describer:
         restorable = attempted(self._restorable, error, facts)
         made = None
         if restorable is not None:
-            # What cannot be put together now could not be later.
+            # An exception that cannot be rebuilt now could not be rebuilt later.
             restored_by = {name: _as_given(part) if name in _VALUES else part for name, part in restorable.items()}
             made = attempted(error_from, facts | restored_by, self._member)
         if made is None:
@@ -207,7 +209,7 @@ class Describer:
         return self._made[id(facts)][1]
 
     def _relative(self, error: BaseException, levels: int) -> Facts:
-        """Return the facts of a cause or a member, whose facts are this many levels deeper."""
+        """Return the facts of a cause or a member, `levels` deeper."""
         self._level, self._depth = self._level + 1, self._depth - levels
         try:
             return self.facts(error)
@@ -284,7 +286,7 @@ class Describer:
 
 
 def _as_given(part: Any) -> Any:
-    """Return a part of some facts with what was given in place of what is written."""
+    """Return a part of some facts with the originals in place of what is written."""
     if type(part) is Written:
         return part.given
     if type(part) is list:
@@ -293,7 +295,7 @@ def _as_given(part: Any) -> Any:
 
 
 def traceback_text(error: BaseException, most: int) -> str:
-    """Return where an exception was raised: file, line and function, the innermost last. A restored one remembers."""
+    """Return the traceback as text: file, line and function, the innermost last. A restored exception remembers it."""
     import traceback
 
     earlier = attempted(_attributes_of, error, default={}).get("__everstep_traceback__", "")
@@ -305,7 +307,7 @@ def traceback_text(error: BaseException, most: int) -> str:
 
 
 def _arguments(error: BaseException) -> tuple[Any, ...]:
-    """Return what restores an exception. `OSError` keeps its file names outside `args`."""
+    """Return the arguments that restore an exception. `OSError` keeps its file names outside `args`."""
     if is_a(error, OSError):
         reduced = OSError.__reduce__(error)
         if isinstance(reduced, tuple) and isinstance(reduced[1], tuple):
@@ -315,7 +317,7 @@ def _arguments(error: BaseException) -> tuple[Any, ...]:
 
 
 def _attributes_of(error: BaseException) -> dict[str, Any]:
-    """Return an exception's own attributes, whatever its class says that they are."""
+    """Return an exception's own attributes, read without its class's code."""
     attributes: dict[str, Any] = dict.copy(_DICT(error))
     return attributes
 
@@ -344,7 +346,7 @@ def _class_named(origin: str, name: str) -> type[BaseException]:
 
 
 def _built_in_base(cls: type[BaseException]) -> type[BaseException]:
-    """Return the nearest built-in class, whose constructor is known to make an exception and to do nothing else."""
+    """Return the nearest built-in class, whose constructor is known to do nothing but make an exception."""
     return next(base for base in cls.__mro__ if _BUILTIN.get(base.__name__) is base)
 
 
@@ -392,7 +394,7 @@ def _put_together(cls: type[BaseException], facts: Facts, inner: Callable[[Any],
 
 
 def _put(error: BaseException, name: str, value: Any) -> None:
-    """Give an exception an attribute where it was taken from. No code of its class is asked: the value was stored."""
+    """Set an attribute of an exception without any code of its class, because the value was stored."""
     for cls, names in _HIDDEN.items():
         if name in names and is_a(error, cls):
             cls.__dict__[name].__set__(error, value)

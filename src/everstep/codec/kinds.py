@@ -1,8 +1,8 @@
-"""Kinds of classes whose instances come back as themselves: how each is taken apart, and put together again.
+"""Kinds of classes whose instances are restored as themselves: how each is split into fields, and rebuilt.
 
-Instances are put together from their fields and not by their constructor, so that a `__post_init__` does not work
-twice on the same data, and so that no code of a class is handed what was stored: whoever can write the database chooses
-that. The empty name in a record holds what is not a field: attributes that were added to it.
+Instances are rebuilt from their fields and not by their constructor, so that a `__post_init__` does not process the
+same data twice, and so that no code of a class gets stored data, which anyone who can write the database chooses. The
+empty name in a record holds what is not a field: attributes that were added to the instance.
 """
 
 import enum
@@ -28,7 +28,7 @@ class Unfit(Exception):
 
 
 class Kind(NamedTuple):
-    """A class with its two directions. `is_record`: it is taken apart into a dict of fields."""
+    """A class with functions for both directions. `is_record`: it becomes a dict of fields."""
 
     cls: type
     dump: Callable[[Any], Any]
@@ -37,11 +37,11 @@ class Kind(NamedTuple):
 
 
 def kind_of(cls: type) -> Kind | None:
-    """Return how instances of a class are stored, or None if that cannot be known without help."""
+    """Return how instances of a class are stored, or None if only a registration can tell."""
     found = _kinds.get(cls)
     if found is None:
         found = _find_kind(cls)
-        if found is not None:  # while a class that has none may still become a dataclass
+        if found is not None:  # a class without a kind is not cached, because it may still become a dataclass
             _kinds[cls] = found
     return found
 
@@ -68,7 +68,7 @@ def _find_kind(cls: type) -> Kind | None:
 
 
 def _inherits_data(cls: type) -> bool:
-    """Tell whether instances hold data that is not in their fields, as those of a subclass of dict do."""
+    """Return True if instances hold data outside their fields, as those of a subclass of dict do."""
     return issubclass(cls, dict | list | set | frozenset | str | bytes | bytearray | int | float | complex)
 
 
@@ -91,7 +91,7 @@ def _enum_kind(cls: type[enum.Enum]) -> Kind:
 
 
 def _flag(cls: type[enum.Flag], value: Any) -> enum.Flag:
-    """Return a combination of members, without asking a `_missing_` of the class: its own or Python's."""
+    """Return a combination of members, without calling a `_missing_` of the class or of Python."""
     if type(value) is not int:
         raise Unfit("the enumeration has no member of the stored value")
     found = cls._value2member_map_.get(value) or enum.Flag._missing_.__func__(cls, value)  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ def _struct_kind(cls: type[msgspec.Struct]) -> Kind:
     def load(data: Any) -> Any:
         record = _as_record(data)
         _demand(record, required)
-        # There is no other way to make one: a `__post_init__` is called with what was stored.
+        # msgspec offers no other way to make one: a `__post_init__` gets what was stored.
         return cls(**{name: record[name] for name in names if name in record})
 
     return Kind(cls, dump, load, True)
@@ -207,16 +207,16 @@ def _fields_kind(cls: type, fields: tuple[_Field, ...]) -> Kind:
 
 
 def _has_setter(cls: type, name: str) -> bool:
-    """Tell whether code of a class is asked when an attribute is set: that of a property, not that of a slot.
+    """Return True if setting an attribute runs code of a class: that of a property, not that of a slot.
 
-    What a property keeps elsewhere in the instance is not a field, and so is stored beside the fields.
+    What a property keeps elsewhere in the instance is not a field, and so is stored in addition to the fields.
     """
     found = next((one.__dict__[name] for one in cls.__mro__ if name in one.__dict__), None)
     return hasattr(type(found), "__set__") and not isinstance(found, MemberDescriptorType)
 
 
 def _is_cache(cls: type, name: str) -> bool:
-    """Tell whether an attribute is a remembered `cached_property`, which is computed again when it is needed."""
+    """Return True if an attribute is a cached `cached_property`, which is computed again when it is needed."""
     return isinstance(getattr(cls, name, None), cached_property)
 
 

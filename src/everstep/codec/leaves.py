@@ -1,4 +1,4 @@
-"""Built-in types that JSON does not have: each with a short tag, how it is written, and how it is read.
+"""Built-in types that JSON does not have: each with a short tag, a writer and a reader.
 
 The tags are a closed set and part of the stored format: one may be added, none may change its meaning.
 """
@@ -16,7 +16,7 @@ from everstep.model.untrusted import name_of
 
 
 class Leaf(NamedTuple):
-    """A tag, and how a value of its type becomes something simpler that is stored in its place."""
+    """A tag, and the functions that turn a value of its type into simpler data and back."""
 
     tag: str
     dump: Callable[[Any], Any]
@@ -27,7 +27,7 @@ class Unstorable(Exception):
 
 
 def _text(value: Any) -> str:
-    """Return stored text; anything else in its place is damage."""
+    """Return stored text. Any other type is damage."""
     if type(value) is not str:
         raise ValueError("not a text")
     return value
@@ -48,7 +48,7 @@ def _bytes_of(text: Any) -> bytes:
 
 
 def _zone(zone: dt.tzinfo | None) -> Any:
-    """Return a time zone as text (a name of the time zone database) or list (a fixed offset with its own name)."""
+    """Return a time zone as text (a name of the time zone database) or list (a fixed offset with its name)."""
     if zone is None:
         return None
     if type(zone) is dt.timezone:
@@ -169,15 +169,15 @@ _BY_MODULE: Final = {
     "zoneinfo": ("ZoneInfo",),
 }
 _NAMES: Final = frozenset(name for names in _BY_MODULE.values() for name in names)
-"""Before a class is asked for its module, which its metaclass may answer."""
+"""Names are compared first, because asking a class for its module may run code of its metaclass."""
 
 
 def leaf_of(cls: type) -> Leaf | None:
-    """Return how a built-in type is written, also one whose module is only imported when somebody uses it."""
+    """Return how a built-in type is written, without importing the module of a type that is not in use."""
     found = LEAVES.get(cls)
     if found is None and (name := name_of(cls)) in _NAMES and name in _BY_MODULE.get(cls.__module__, ()):
         module = sys.modules.get(cls.__module__)
-        if getattr(module, name, None) is cls:  # and not a class that merely calls itself so
+        if getattr(module, name, None) is cls:  # not another class of the same name
             found = LEAVES[cls] = Leaf(name, _zone if name == "ZoneInfo" else str)
     return found
 
@@ -211,5 +211,5 @@ LOADERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def surrogates_text(value: str) -> str:
-    """Return a text with lone surrogates, which are no valid UTF-8, as base64."""
+    """Return a text with lone surrogates, which UTF-8 cannot encode, as base64."""
     return _bytes_text(value.encode("utf-8", "surrogatepass"))

@@ -6,7 +6,7 @@ _split = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def harmless(text: str) -> str:
-    """Return text without anything that a terminal or a page could take for an instruction."""
+    """Return text without anything that a terminal or a page could interpret as a command."""
     if text.isprintable():
         return text
     return "".join(
@@ -25,6 +25,6 @@ def preview_of(payload: bytes, limit: int) -> str:
         text = data.decode("ascii")
         if text.isprintable():
             return text
-    # A character has at most four bytes, so this is never too short, and a huge payload is not decoded for a line.
+    # A character has at most four bytes, so this is always enough, and a huge payload is not decoded for one line.
     text = harmless(data[: 4 * limit].decode("utf-8", "replace"))
     return text if len(text) <= limit and len(data) <= 4 * limit else f"{text[: max(limit - 1, 0)]}…"

@@ -102,7 +102,7 @@ def _class_loader(tag: str, types: Types) -> Any:
     entry = registered_by_name.get(name)
     registered = entry.kind if entry is not None else None
     annotated = types.by_name.get(name)
-    # A class may have been registered, or put into an annotation instead, since the value was stored.
+    # The class may have been registered, or named by an annotation instead, since the value was stored.
     found = registered or annotated if mark == "!" else annotated or registered
     if found is None:
         raise Misfit(f"its class {name[:80]!r} is neither named by the annotation nor registered")

@@ -1,4 +1,4 @@
-"""The signature of a function: what its arguments and its result may hold, and one form for each call of it."""
+"""The signature of a function: what its arguments and its result may hold, and one normal form for each call of it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -21,13 +21,13 @@ class _LiveMark:
 _LIVE: Final = _LiveMark()
 
 Live = Annotated[T, _LIVE]
-"""`Live[Client]`: the parameter is handed through as it is, and not stored. Type checkers see plain `Client`."""
+"""`Live[Client]`: the argument is passed through as it is, and not stored. Type checkers see plain `Client`."""
 
 _UNLIMITED: Final = 1 << 30
 
 
 class _Seen:
-    """What a look at a function finds."""
+    """The result of inspecting a function."""
 
     def __init__(self, function: Callable[..., Any], *, is_method: bool) -> None:
         self.signature: inspect.Signature | None = None
@@ -80,7 +80,7 @@ class _Seen:
 
 
 class Signature:
-    """What a function takes and returns. It is looked at when first needed, when all names that it uses exist."""
+    """What a function takes and returns. It is inspected at the first use, when all names that it uses exist."""
 
     def __init__(self, function: Callable[..., Any], *, is_method: bool = False) -> None:
         self.function: Final = function
@@ -102,22 +102,22 @@ class Signature:
 
     @cached_property
     def annotations(self) -> dict[str, Any]:
-        """The resolved annotations by parameter, and of the result as `return`. What has none is `Any`."""
+        """The resolved annotations by parameter, and of the result as `return`. `Any` where there is none."""
         return self._seen.annotations
 
     @cached_property
     def live(self) -> frozenset[str]:
-        """The names of the parameters that are handed through."""
+        """The names of the `Live` parameters."""
         return self._seen.live
 
     @cached_property
     def live_positions(self) -> frozenset[int]:
-        """The places of the positional parameters that are handed through; a method's receiver is one of them."""
+        """The positions of the `Live` parameters; a method's receiver is one of them."""
         return self._seen.live_positions
 
     @cached_property
     def has_live(self) -> bool:
-        """Whether anything is handed through."""
+        """Whether any parameter is `Live`."""
         return self._seen.has_live
 
     @cached_property
@@ -131,13 +131,13 @@ class Signature:
         return self._seen.most
 
     def with_types(self, arguments: Types, result: Types) -> "Signature":
-        """Return the same signature of a call whose arguments and result may hold other classes."""
+        """Return the same signature for a call whose arguments and result may hold other classes."""
         other = Signature(self.function, is_method=self.is_method)
         other.__dict__.update(_seen=self._seen, arguments=arguments, result=result)
         return other
 
     def normalise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the one form of a call: by position where possible, the rest by name and sorted.
+        """Return the normal form of a call: by position where possible, the rest by name and sorted.
 
         Raises `TypeError` for a call that the function would not accept.
         """
@@ -156,7 +156,7 @@ class Signature:
         return tuple(placed), {name: rest[name] for name in sorted(rest)}
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by the names of the parameters, with the defaults of those not given."""
+        """Return the arguments of a call by the names of the parameters, with the defaults of the missing ones."""
         if self._seen.signature is None:
             return dict(kwargs)
         bound = self._seen.signature.bind(*args, **kwargs)
@@ -164,7 +164,9 @@ class Signature:
         return bound.arguments
 
     def _mistake(self, placed: int, named: dict[str, Any]) -> str:
-        """Return what is wrong with a call, or an empty text. `inspect` itself is mistaken about some before 3.13."""
+        """Return what is wrong with a call, or an empty text. `inspect` itself is wrong about some calls before
+        3.13.
+        """
         if self._seen.signature is None:
             return ""
         if placed > self.most:
@@ -206,11 +208,11 @@ class Signature:
         return kinds.get("VAR_POSITIONAL", ""), kinds.get("VAR_KEYWORD", "")
 
     def is_live_position(self, index: int) -> bool:
-        """Tell whether the positional argument at this place is handed through."""
+        """Return True if the positional argument at this position is `Live`."""
         return index in self.live_positions or (self._seen.spread_is_live and index >= len(self._seen.positional))
 
     def is_live_name(self, name: str) -> bool:
-        """Tell whether the argument of this name is handed through, also one that `**names: Live[…]` takes."""
+        """Return True if the argument of this name is `Live`, also one that `**names: Live[…]` takes."""
         if name in self.live:
             return True
         return bool(self.live) and name not in self.annotations and self._names_are_live()
@@ -233,10 +235,10 @@ def inspected(function: Callable[..., Any]) -> "inspect.Signature":
 
 
 def _underlying(function: Any) -> Callable[..., Any]:
-    """Return the function in which annotations were written: beneath partials, bound methods, wrappers, objects."""
+    """Return the function that has the annotations: beneath partials, bound methods, wrappers and objects."""
     import inspect
 
-    for _ in range(100):  # wrappers may be many, and never that many
+    for _ in range(100):  # a limit, in case wrappers form a cycle
         if isinstance(function, partial):
             function = function.func
         elif inspect.ismethod(function):

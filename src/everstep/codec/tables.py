@@ -14,7 +14,7 @@ C = TypeVar("C", bound=type)
 
 
 class Types:
-    """The classes that a payload may name beside the built-in and the registered ones, found in annotations."""
+    """The classes that a payload may name in addition to the built-in and the registered ones, found in annotations."""
 
     __slots__ = ("by_name", "by_type", "classes")
 
@@ -26,7 +26,8 @@ class Types:
         for cls in self.classes:
             kind = kind_of(cls)
             assert kind is not None, cls
-            # The module is part of the name only where it must be, so that moving a class does not strand its data.
+            # The module is part of the name only where it must be, so that moving a class does not make its data
+            # unreadable.
             name = cls.__qualname__ if short.count(cls.__qualname__) == 1 else f"{cls.__module__}:{cls.__qualname__}"
             if name not in self.by_name:
                 self.by_name[name] = kind

@@ -60,7 +60,7 @@ class Refused(Exception):
 
 
 def is_plain(value: object, depth: int = DEPTH_MAX) -> bool:
-    """Tell whether a value is the same after a round trip through JSON. Lone surrogates are left to the encoder."""
+    """Return True if a value is the same after a round trip through JSON. Lone surrogates are left to the encoder."""
     kind = type(value)
     if kind is int:
         return INT_MIN <= value <= INT_MAX  # type: ignore[operator]
@@ -86,7 +86,7 @@ def is_plain(value: object, depth: int = DEPTH_MAX) -> bool:
 
 
 def _is_plain_list(members: list[Any]) -> bool:
-    """Tell whether a long list has only one plain type, as most have, without a loop in Python."""
+    """Return True if a long list has only one plain type, as most have, without a loop in Python."""
     kinds = set(map(type, members))
     if kinds == {int}:
         return bool(min(members) >= INT_MIN and max(members) <= INT_MAX)
@@ -128,7 +128,7 @@ def _write_part(value: object, depth: int, within: exceptions.Describer) -> tupl
 
 
 def describer(*, with_traceback: bool, depth: int = DEPTH_MAX) -> exceptions.Describer:
-    """Return what turns an exception into facts, whose values are written already."""
+    """Return a describer that turns an exception into facts with written values."""
     return exceptions.Describer(_write_part, depth, with_traceback=with_traceback)
 
 
@@ -164,7 +164,9 @@ def _write_members(members: Iterable[Any], types: Types, depth: int, within: Wit
 
 
 def _write_unordered(members: Iterable[Any], types: Types, depth: int, within: Within) -> tuple[list[Any], Tree]:
-    """Return the members of a set in the order of their canonical bytes: every process has another order of its own."""
+    """Return the members of a set in the order of their canonical bytes, because a set's own order differs by
+    process.
+    """
     each: list[tuple[Any, Tree]] = []
     try:
         for member in members:
@@ -178,7 +180,7 @@ def _write_unordered(members: Iterable[Any], types: Types, depth: int, within: W
 
 
 def _shortest(trees: dict[str, Tree], count: int) -> Tree:
-    """Return the members' trees, said once if each member has the same."""
+    """Return the members' trees, or one tree if all are equal."""
     if not trees:
         return None
     if len(trees) == count:
@@ -213,7 +215,7 @@ def _write_dict(
 
 
 def _write_pairs(value: dict[Any, Any], types: Types, depth: int, within: Within) -> tuple[Any, Tree]:
-    """Return a dict with keys that JSON does not have as list of pairs."""
+    """Return a dict whose keys JSON does not have as a list of pairs."""
     written: list[Any] = []
     trees: dict[str, Tree] = {}
     for index, (key, member) in enumerate(value.items()):
@@ -272,10 +274,10 @@ def _write_kind(value: Any, tag: str, kind: Kind, types: Types, depth: int, with
 
 
 def _combined(tag: str, tree: Tree) -> Tree:
-    """Return the tree of a value that is stored as something simpler, which may have a tag itself."""
+    """Return the tree of a value that is stored as simpler data, which may have a tag itself."""
     if tree is None:
         return tag
-    # What is simpler counts as the only member of a value with a tag of its own.
+    # The simpler data counts as the only member of a value that has a tag.
     return [tag, tree, 0] if isinstance(tree, str) or (isinstance(tree, list) and len(tree) > 1) else [tag, tree]
 
 

@@ -1,1 +1,1 @@
-"""Contracts at work: steps, their keys and what their bodies may ask for."""
+"""Steps: their contracts, their keys, and what their bodies may use."""

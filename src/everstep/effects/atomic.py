@@ -295,7 +295,7 @@ async def _run_body(work: Work, transaction: Transaction[Any]) -> bytes:
             value = await value if work.is_async else value
         broke = await _now(transaction.take_back(returned=True))
     except Exception as error:
-        if broke := await _now(transaction.take_back(returned=False)):
+        if broke := await _now(transaction.take_back(returned=False)) or _told(transaction, "forbidden_by", error):
             raise _broken(work, broke) from error
         _raise_if_lost(work, transaction, error)
         if work.database.meaning(error) == "again":

@@ -17,10 +17,10 @@ from everstep.stores.protocol import Store
 
 
 class Fate(msgspec.Struct):
-    """What became of an attempt, as far as that matters for what its body started."""
+    """What is known of an attempt's end, for code that the attempt has started."""
 
     is_settled: bool = False
-    """Whether its outcome is known, or does not matter: what goes on then proves nothing and delays nothing."""
+    """Whether its outcome is known, or does not matter: code that still runs then proves nothing and delays nothing."""
 
 
 SETTLED: Final = Fate(True)
@@ -35,7 +35,7 @@ class Means(NamedTuple):
 
 
 class StepBody(msgspec.Struct, eq=False):
-    """The surroundings of a step's body: one attempt."""
+    """The context of a step's body: one attempt."""
 
     place: ClassVar[str] = "step"
     wants_places: ClassVar[bool] = False
@@ -54,7 +54,7 @@ class StepBody(msgspec.Struct, eq=False):
         raise AssertionError("an attempt that runs has a worker")
 
     def shared_fate(self) -> Fate:
-        """Return what tells, to those who outlive this attempt, whether it is settled."""
+        """Return the shared record that tells code which outlives this attempt whether it is settled."""
         raise AssertionError("an attempt that runs has a fate")
 
     def number(self) -> int:
@@ -62,11 +62,11 @@ class StepBody(msgspec.Struct, eq=False):
         raise AssertionError("an attempt that runs has a number")
 
     def idempotency_key(self) -> str:
-        """Return what `everstep.key()` does."""
+        """Return the value of `everstep.key()`."""
         return step_key(self.entropy, self.step, self.arguments)
 
     def take_heartbeat(self, details: Any) -> None:
-        """Note how far the body is. May be called on any thread."""
+        """Record how far the body is. May be called on any thread."""
         raise AssertionError("an attempt that runs takes heartbeats")
 
     def means(self) -> Means:
@@ -74,7 +74,7 @@ class StepBody(msgspec.Struct, eq=False):
         raise AssertionError("an attempt that runs knows its app")
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
-        """Count what the body has used. May be called on any thread."""
+        """Add a charge of the body. May be called on any thread."""
         raise AssertionError("an attempt that runs takes charges")
 
     def take_entry(self, name: str, value: Any) -> None:
@@ -83,19 +83,19 @@ class StepBody(msgspec.Struct, eq=False):
 
     def refuse_given_up(self) -> None:
         """Raise `NotDone` if the engine has given the attempt up. May be called on any thread."""
-        raise AssertionError("an attempt that runs knows whether it is waited for")
+        raise AssertionError("an attempt that runs knows whether the run waits for it")
 
     def refuse_overtaken(self) -> None:
         """Raise `NotDone` if the attempt was given up, or if its run was taken over, as the store itself says.
 
-        May be called on any thread. `StoreError`: the store cannot be asked.
+        May be called on any thread. Raises `StoreError` if the store cannot be read.
         """
         raise AssertionError("an attempt that runs knows its store")
 
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-        """A step called by another step's body is the plain function: the outer step's contract covers it."""
+        """Call a step as the plain function, because the outer step's contract covers it."""
         here = code_here()
-        if here is not None and here.place == "workflow":  # to which a body's context was given
+        if here is not None and here.place == "workflow":  # it was given a body's context
             return here.call_step(step, args, kwargs, sys._getframe(2))
         refuse_nested(step, self.step)
         return step.function(*args, **kwargs)
@@ -103,12 +103,12 @@ class StepBody(msgspec.Struct, eq=False):
     def call_workflow(
         self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """A workflow called by a step's body is the plain function."""
+        """Call a workflow as the plain function."""
         return workflow.function(*args, **kwargs)
 
 
 def refuse_nested(step: "Step", outer: str) -> None:
-    """Raise `Misuse` if a step that the body of another one calls needs a record of its own."""
+    """Raise `Misuse` if a step called in the body of another one needs a record of its own."""
     if step.effect in ("once", "atomic"):
         raise _misuse(nested_step(step.name, step.effect, outer))
     if step.key is not None:

@@ -1,4 +1,4 @@
-"""Charging: what code says that it has used."""
+"""Charging: code reports what it has used."""
 
 from decimal import Decimal
 

@@ -114,7 +114,7 @@ class StoreDatabase:
     def begin(self, store: "Store") -> Any:
         """Begin a transaction in the store's own file, or in its database."""
         if store.url.startswith("postgres"):
-            from everstep.effects.postgres_database import begin_in_store
+            from everstep.effects.postgres_database import begin_in_store  # psycopg is an optional dependency
 
             return begin_in_store(store, is_async=self.is_async)  # type: ignore[arg-type]
 
@@ -129,7 +129,7 @@ class StoreDatabase:
         if isinstance(error, (apsw.IOError, apsw.CorruptError, apsw.NotADBError)):
             return _meaning_of_code(getattr(error, "extendedresult", 0) or IO_ERROR)
         if hasattr(error, "sqlstate"):  # of psycopg, or of a statement of ours that was in the way of others
-            from everstep.effects.postgres_database import meaning_in_store
+            from everstep.effects.postgres_database import meaning_in_store  # psycopg is an optional dependency
 
             return meaning_in_store(error)
         return "failed"
@@ -226,7 +226,7 @@ def database_of(given: Any) -> Database[Any]:
         return _named(os.fspath(given))
     if type(given).__module__.startswith("sqlalchemy."):
         try:
-            from everstep.effects.sqlalchemy_database import database_by_sqlalchemy
+            from everstep.effects.sqlalchemy_database import database_by_sqlalchemy  # an optional dependency
         except ImportError as error:
             raise Misuse("@transaction knows engines of SQLAlchemy 2. This is an older one.") from error
         return database_by_sqlalchemy(given)
@@ -253,7 +253,7 @@ def _named(url: str | bytes) -> Database[Any]:
     scheme, separator, rest = text.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         try:
-            from everstep.effects.postgres_database import PostgresDatabase
+            from everstep.effects.postgres_database import PostgresDatabase  # psycopg is an optional dependency
         except ImportError as error:
             raise Misuse("Transactions in PostgreSQL need psycopg: pip install 'everstep[postgres]'") from error
         return PostgresDatabase(text)

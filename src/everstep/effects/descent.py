@@ -1,19 +1,20 @@
-"""Whose code runs here, where the context does not say it; and what a step's body has begun that has not ended.
+"""Which run or step the current code belongs to when the context does not say it; and what a step's body has begun that
+has not ended.
 
-`CURRENT` says it as long as code passes its context on. A task that is given an empty context, a thread and a pool do
-not. A step that was called there as a plain function would be done unseen, and again in every replay. So whatever finds
-`CURRENT` empty asks here:
+`CURRENT` says it as long as code passes its context on. A task with an empty context, a thread and a pool do not. A
+step that was called there as a plain function would be done without a record, and again in every replay. So code that
+finds `CURRENT` empty asks here:
 
-- The running loop is a workflow's: this is workflow code, and the call is recorded.
-- A frame further out, the thread, the pool's call or the task was begun by a step's body: this is part of that body.
-- Neither: this is the application, and a step is the plain function that it looks like.
+- The running loop is a workflow's: this is workflow code, and the call is recorded. - An outer frame, the thread, the
+pool's call or the task was begun by a step's body: this is part of that body. - Neither: this is the application, and a
+step is the plain function that it looks like.
 
-Threads are seen when they are started, by the audit hook of the engine. Calls given to pools are seen when they are
-submitted: a pool outlives the body that used it first, so what counts is who gave it the call, not who started its
-thread. Tasks, and what other threads have called, are seen on the loops of open apps.
+Threads are seen when they are started, by the audit hook of the engine. Calls in pools are seen when they are
+submitted: a pool outlives the body that used it first, so the caller that submitted the call counts, not the one that
+started its thread. Tasks, and calls of other threads, are seen on the loops of open apps.
 
-A body may fail, time out or be cancelled while something that it began goes on, and so the attempt may still act:
-`begun_and_not_ended` finds that. What is not seen is in docs/howto/once.md.
+A body may fail, time out or be cancelled while something that it began is still running, and so the attempt may still
+act: `begun_and_not_ended` finds that. What is not seen is in docs/howto/once.md.
 """
 
 import asyncio
@@ -39,25 +40,25 @@ from everstep.model.untrusted import attribute, text_of
 
 _MARK: Final = "_everstep_descent"
 POOLS: Final = ("concurrent.futures.", "multiprocessing.queues")
-"""Whose threads serve whoever gives them a call."""
+"""Modules whose threads serve every caller."""
 
 AttemptIn = Callable[[FrameType], StepBody | None]
 _FRAMES: dict[CodeType, AttemptIn] = {}
 """The functions of the engine that call bodies, and how to find the attempt in a frame of each."""
 _TASKS: "WeakKeyDictionary[asyncio.Task[Any], Descent]" = WeakKeyDictionary()
-"""Tasks that a body began with a context of their own, and those that such tasks began."""
+"""Tasks that a body began with their own context, and tasks that those began."""
 _THREADS: "WeakSet[threading.Thread]" = WeakSet()
 _CALLS: "WeakKeyDictionary[Future[Any], Descent]" = WeakKeyDictionary()
-"""Calls that bodies gave to pools."""
+"""Calls that bodies submitted to pools."""
 _CALLBACKS: "WeakSet[_Given]" = WeakSet()
 """Callbacks that threads of bodies gave to loops, and that have not been called yet."""
 _SEEN_POOLS: set[type] = set()
 
 
 class Descent(msgspec.Struct, frozen=True):
-    """The attempt that a thread, a pool's call or a task was begun in: code there is part of that step's body.
+    """The attempt in which a thread, a pool's call or a task was begun: code there is part of that step's body.
 
-    It names the attempt and does not hold it: a thread may live on long after its run has left memory.
+    It names the attempt and holds no reference to it: a thread may live on long after its run has left memory.
     """
 
     place: ClassVar[str] = "step"
@@ -70,18 +71,18 @@ class Descent(msgspec.Struct, frozen=True):
     fate: Fate
 
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-        """As in the body itself: the plain function, if the outer step's contract covers it."""
+        """Call a step as in the body itself: the plain function, if the outer step's contract covers it."""
         refuse_nested(step, self.step)
         return step.function(*args, **kwargs)
 
     def call_workflow(
         self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """A workflow called by a step's body is the plain function."""
+        """Call a workflow as the plain function."""
         return workflow.function(*args, **kwargs)
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
-        """Refuse: a charge belongs to an attempt that is waited for."""
+        """Refuse a charge, which belongs to an attempt that is still waited for."""
         raise Misuse(
             f"everstep.charge() was called on a thread or in a task that the step {self.step} began without its "
             "context. Start it with contextvars.copy_context().run(…), or use asyncio.to_thread."
@@ -89,7 +90,7 @@ class Descent(msgspec.Struct, frozen=True):
 
 
 def bodies_run_in(function: Callable[..., Any], attempt_in: AttemptIn) -> None:
-    """Say that frames of this function call the bodies of steps."""
+    """Register a function whose frames call the bodies of steps."""
     _FRAMES[function.__code__] = attempt_in
 
 
@@ -124,9 +125,9 @@ def _descent_by_frames() -> Descent | None:
     return None
 
 
-# -- what a body begins ------------------------------------------------------------------------------------------------
+# -- what a body begins ---------------------------------------------------------------------------------------
 def install() -> None:
-    """From the first run on: look closer where the context is empty, and see what bodies give to pools.
+    """From the first run on, find the owner of code with an empty context, and see what bodies submit to pools.
 
     Pools of processes are seen if they are loaded: that takes long, and most programs have none.
     """
@@ -161,7 +162,7 @@ class _Given:
     """A function that a body gave to a pool of threads, or to a loop: called there, it is part of that body.
 
     A pool that is refused a new thread raises, and has the call in its queue all the same: a thread that it gets later
-    would make a call that its caller was told has failed. Such a call does nothing.
+    would make a call whose caller saw a failure. Such a call does nothing.
     """
 
     __slots__ = ("__weakref__", "_function", "begun_in", "is_refused")
@@ -185,9 +186,9 @@ class _Given:
 
 
 def note_thread(starting: Any) -> None:
-    """A thread is started here, by this function: the threads that a body starts are part of that body.
+    """Note that this function starts a thread: the threads that a body starts are part of that body.
 
-    Not those of a pool, which serve whoever gives them a call, and not the engine's, which have names of their own.
+    Not those of a pool, which serve every caller, and not the engine's, which have names of their own.
     """
     thread = getattr(starting, "__self__", None)
     if not isinstance(thread, threading.Thread):
@@ -206,9 +207,9 @@ def _module_of(function: object) -> str:
 
 
 def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on, what bodies begin on this loop without their context is part of them.
+    """From now on, count what bodies begin on this loop without their context as part of them.
 
-    That is a task with a context of its own, and whatever a thread of a body has called there.
+    That is a task with its own context, and every call of a body's thread there.
     """
     create, call_soon_threadsafe = loop.create_task, loop.call_soon_threadsafe
     if getattr(create, "__name__", "") == "create_task_seen":
@@ -217,7 +218,7 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
     def create_task_seen(coroutine: Any, **options: Any) -> Any:
         context = options.get("context")
         if context is None and not _TASKS and not _CALLBACKS:
-            return create(coroutine, **options)  # the context that it gets is a copy of this one
+            return create(coroutine, **options)  # its context is a copy of this one
         begun_in = descent()
         task = create(coroutine, **options)
         if begun_in is not None and (context.get(CURRENT) if context is not None else CURRENT.get()) is None:
@@ -243,10 +244,11 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 # -- what has not ended ------------------------------------------------------------------------------------------------
 def begun_and_not_ended(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[Descent, str]]:
-    """Yield what bodies have begun on this loop, on threads and in pools, and what it is. May be called on any thread.
+    """Yield what bodies have begun on this loop, on threads and in pools, with a description. May be called on any
+    thread.
 
-    The bodies on the loop are among them, but not the task that asks. What was begun by an attempt whose outcome is
-    known, or by a `read`, does not count: a library may have started a thread that never ends.
+    The bodies on the loop are included, but not the task that asks. What an attempt whose outcome is known, or a
+    `read`, has begun does not count: a library may have started a thread that never ends.
     """
     for future, begun_in in _snapshot(_CALLS.items):
         if not (begun_in.fate.is_settled or future.done()):
@@ -269,7 +271,7 @@ def begun_and_not_ended(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[Desce
 
 
 def _snapshot(items: Callable[[], Any]) -> list[Any]:
-    """Return what is in a weak collection, which other threads may be changing."""
+    """Return the content of a weak collection, which other threads may be changing."""
     while True:
         try:
             return list(items())
@@ -285,5 +287,5 @@ if sys.version_info >= (3, 12):
 else:
 
     def _context_of(task: "asyncio.Task[Any]") -> Context:
-        """Return the context of a task. Python 3.11 shows it to its garbage collector only."""
+        """Return the context of a task. Python 3.11 shows it only to its garbage collector."""
         return next((one for one in gc.get_referents(task) if isinstance(one, Context)), Context())

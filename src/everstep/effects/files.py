@@ -1,15 +1,15 @@
 """File effects, as bodies of steps: atomic, synced to the disk, and skipped when the content is already right.
 
 A crash at any system call leaves the old content or the new: the new one is written beside it, synced, and renamed over
-it, and then the folder is synced. The file beside it is named by the step's key, so an attempt that was cut off leaves
-nothing that the next one does not clean up.
+it, and then the folder is synced. The file beside it is named by the step's key, so the next attempt cleans up what an
+attempt that was cut off has left.
 
 Everything happens under the lock of the folder, and there each attempt first proves that it may act (see
 `everstep.effects.folders`): a process that was stopped and has lost its run changes nothing when it wakes.
 
 Content alone cannot tell whether an append has happened: another run may have appended the same line. So an append
-leaves an empty mark beside the file, made after the new content and before the rename. Mark and no content beside it:
-it has happened. A step of its own takes the mark away, when the outcome is recorded.
+leaves an empty mark beside the file, made after the new content and before the rename. A mark without new content
+beside it proves that the append has happened. A separate step removes the mark, when the outcome is recorded.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from everstep.model.own_files import NEW, NO_LINK, behind_links, refuse_planted
 
 
 def _behind_links(path: str) -> Path:
-    """Return the file that is meant: a link is followed, because to rename over it would part it from its file."""
+    """Return the file behind a link, because renaming over the link would separate it from its file."""
     return Path(behind_links(path))
 
 
@@ -38,13 +38,13 @@ def _beside(target: Path, of: str) -> Path:
 
 
 def _replace(folder: Folder, target: Path, data: bytes, mark: Path | None = None) -> None:
-    """Put new content in a file's place, all of it or nothing. A new file has the mode that new files have here."""
+    """Replace a file's content, completely or not at all. A new file has the default mode of new files here."""
     refuse_planted(str(target), folder, target.name)  # its mode would be kept
     beside = _beside(target, key())
     if mark is not None and _is_there(folder, mark):
         _unlink(folder, mark)  # first: without the content beside it, it would say that the append has happened
         os.fsync(folder)
-    _unlink(folder, beside)  # of an attempt that was cut off
+    _unlink(folder, beside)  # left by an attempt that was cut off
     try:
         mode = _mode_of(folder, target)
         descriptor = os.open(beside.name, NEW, 0o666 if mode is None else 0o600, dir_fd=folder)
@@ -90,7 +90,7 @@ def _is_there(folder: Folder, target: Path) -> bool:
 
 
 def _read(folder: Folder, target: Path, more: int = 0) -> bytes | None:
-    """Return a file's content, or None if it is not there. A pipe is not waited for: others wait for the folder."""
+    """Return a file's content, or None if it does not exist. A pipe is refused, because others wait for the folder."""
     try:
         descriptor = os.open(target.name, os.O_RDONLY | os.O_NONBLOCK | more, dir_fd=folder)
     except FileNotFoundError:
@@ -108,10 +108,10 @@ def as_bytes(content: str | bytes) -> bytes:
 
 
 def write(path: str, content: str | bytes, expected: str | bytes | None, checked: bool) -> dict[str, Any]:
-    """Give a file this content. With `checked`, only if it has the expected content (None: if it is not there)."""
+    """Give a file this content. With `checked`, only if it has the expected content (None: if it does not exist)."""
     target, data = _behind_links(path), as_bytes(content)
     with fenced(target.parent) as (folder,):
-        _unlink(folder, _beside(target, key()))  # of an attempt that was cut off
+        _unlink(folder, _beside(target, key()))  # left by an attempt that was cut off
         now = _read(folder, target, NO_LINK)
         if now != data:
             if checked and now != (None if expected is None else as_bytes(expected)):
@@ -121,7 +121,7 @@ def write(path: str, content: str | bytes, expected: str | bytes | None, checked
 
 
 def append(path: str, content: str | bytes) -> tuple[dict[str, Any], str]:
-    """Append to a file, once. Returns what it is then, and the key of the mark that is to be taken away."""
+    """Append to a file, once. Returns the file's new state, and the key of the mark to remove later."""
     target, data = _behind_links(path), as_bytes(content)
     beside, mark = _beside(target, key()), _beside(target, f"mark{key()}")
     with fenced(target.parent) as (folder,):
@@ -133,7 +133,7 @@ def append(path: str, content: str | bytes) -> tuple[dict[str, Any], str]:
 
 
 def forget(path: str, of: str) -> None:
-    """Take away the mark of an append whose outcome is recorded."""
+    """Remove the mark of an append whose outcome is recorded."""
     target = _behind_links(path)
     if target.parent.is_dir():
         with fenced(target.parent) as (folder,):
@@ -170,7 +170,7 @@ def move(source: str, target: str, overwrite: bool, digest: str) -> dict[str, An
 
 
 def _is_one_file(from_folder: Folder, origin: Path, to_folder: Folder, goal: Path) -> bool:
-    """Tell whether two paths are different names of one file (hard links)."""
+    """Return True if two paths are different names of one file (hard links)."""
     names = {(os.fstat(from_folder).st_ino, origin.name), (os.fstat(to_folder).st_ino, goal.name)}
     try:
         found = os.stat(goal.name, dir_fd=to_folder, follow_symlinks=False)
@@ -181,7 +181,7 @@ def _is_one_file(from_folder: Folder, origin: Path, to_folder: Folder, goal: Pat
 
 
 def delete(path: str) -> None:
-    """Delete a file. One that is not there is deleted already."""
+    """Delete a file. A missing one counts as deleted."""
     target = Path(path)
     if target.is_dir() and not target.is_symlink():
         raise FileChanged(f"{path} is a folder, and no file; it was left alone.", path)
@@ -192,7 +192,7 @@ def delete(path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and those above it, as far as they are missing."""
+    """Make a folder and its missing parents."""
     target = Path(path).absolute()
     if target.is_dir():
         return
@@ -203,6 +203,6 @@ def make_folder(path: str) -> None:
         missing
     ):  # each under the lock of the one above: a successor locks the same, wherever it begins
         with fenced(one.parent) as (folder,):
-            with contextlib.suppress(FileExistsError):  # another writer has made it just now
+            with contextlib.suppress(FileExistsError):  # another writer has made it meanwhile
                 os.mkdir(one.name, dir_fd=folder)
             os.fsync(folder)

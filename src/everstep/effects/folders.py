@@ -2,11 +2,11 @@
 
     lock the folder  →  is it still the folder of that path?  →  is the attempt still the run's newest?  →  act
 
-Whoever takes a run over raises its epoch in the store first, and locks the same folder before it changes anything
+A worker that takes a run over raises its epoch in the store first, and locks the same folder before it changes anything
 there. So an attempt that has lost its run either acted before its successor did, or it finds the newer epoch and
-changes nothing. The kernel keeps the lock of a process that is stopped: its successor waits, and asks a person in the
-end; it never writes beside a holder. Everything is done relative to the folder that is locked, not to its path: a
-folder that was put in its place is another one, with another lock.
+changes nothing. The kernel keeps the lock of a process that is stopped: its successor waits, and finally asks a person;
+it never writes while another process has the lock. Everything is done relative to the locked folder, not to its path: a
+folder that replaced it is another one, with another lock.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from everstep.effects.surroundings import require
 from everstep.errors import Damaged, FolderBusy, Misuse, StoreError, StoreFailed, StoreUnusable
 
 PATIENCE_SECONDS: Final = 60.0
-"""How long a file effect waits for other writers in its folder, before a person is asked."""
+"""How long a file effect waits for other writers in its folder before a person is asked, in seconds."""
 FIRST_PAUSE_SECONDS: Final = 0.0005
 MOST_PAUSE_SECONDS: Final = 0.02
 OUTAGE_PAUSE_SECONDS: Final = 0.2
-"""How long to wait, without the lock, before a store that cannot be read is asked again."""
+"""How long to wait, without the lock, before retrying a store that cannot be read, in seconds."""
 
 _NOT_HERE: Final = frozenset({errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-"""What `flock` answers on file systems that cannot lock a folder."""
+"""The errors of `flock` on file systems that cannot lock a folder."""
 
 Folder = NewType("Folder", int)
-"""The descriptor of a folder that is locked."""
+"""The descriptor of a locked folder."""
 
 
 def _attempt() -> StepBody:
@@ -58,7 +58,7 @@ def fenced(*paths: Path) -> Generator[list[Folder]]:
             except (Damaged, StoreUnusable, StoreFailed):
                 raise
             except StoreError:
-                pass  # an outage: it is waited out, as everything that writes does
+                pass  # an outage is waited out, as by everything that writes
             else:
                 yield folders
                 return
@@ -66,7 +66,7 @@ def fenced(*paths: Path) -> Generator[list[Folder]]:
 
 
 def _lock(attempt: StepBody, paths: tuple[Path, ...], locks: contextlib.ExitStack) -> list[Folder]:
-    """Lock the folders of these paths, in the order in which everybody does."""
+    """Lock the folders of these paths, in the order that every attempt uses."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         opened: dict[tuple[int, int], Folder] = {}
@@ -81,7 +81,7 @@ def _lock(attempt: StepBody, paths: tuple[Path, ...], locks: contextlib.ExitStac
         try:
             return [opened[_identity(os.stat(path))] for path in paths]
         except (KeyError, FileNotFoundError):
-            locks.close()  # another folder is in its place now, and has a lock of its own
+            locks.close()  # another folder, with another lock, is in its place now
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
@@ -89,14 +89,14 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def _let_go(descriptor: int) -> None:
-    """Unlock and close. Only closing would leave the lock to a process that was forked meanwhile."""
+    """Unlock and close. Closing alone would leave the lock to a process that was forked meanwhile."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def _wait_for(attempt: StepBody, descriptor: int, paths: tuple[Path, ...], until: float) -> None:
-    """Take a lock, waiting for others: an attempt that was given up meanwhile waits no longer."""
+    """Wait for a lock. An attempt that was given up meanwhile stops waiting."""
     pause = FIRST_PAUSE_SECONDS
     while True:
         try:
@@ -115,15 +115,15 @@ def _wait_for(attempt: StepBody, descriptor: int, paths: tuple[Path, ...], until
         if time.monotonic() > until:
             raise FolderBusy(
                 f"{' and '.join(map(str, paths))} has been locked for {PATIENCE_SECONDS:g} s by "
-                f"{_holders(descriptor)}. Nothing was changed. The holder may still write there: let it go on or end "
-                "it, then retry."
+                f"{_holders(descriptor)}. Nothing was changed. The holder may still write there: let it "
+                "continue or end it, then retry."
             )
         time.sleep(pause)
         pause = min(pause * 1.5, MOST_PAUSE_SECONDS)
 
 
 def _holders(descriptor: int) -> str:
-    """Say which processes hold the lock of a folder, as far as this system tells."""
+    """Return which processes hold the lock of a folder, as far as this system shows it."""
     found = os.fstat(descriptor)
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:

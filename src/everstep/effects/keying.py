@@ -1,4 +1,4 @@
-"""`key=`: a user's own key for what an action is, made from the arguments of the call."""
+"""`key=`: a user's own key for an action, made from the arguments of the call."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -32,7 +32,7 @@ class KeyMaker:
             raise Misuse(f"key= of {step} is `async`. It is computed by workflow code, so make it a plain function.")
 
     def make(self, signature: "Signature", arguments: "Arguments") -> str:
-        """Return the key of a call. The arguments are those that the body gets, so a replay makes the same key."""
+        """Return the key of a call. The arguments are those of the body, so a replay makes the same key."""
         if isinstance(self._declared, str):
             given = signature.bound(arguments.args, arguments.kwargs)
             return checked_key(_KeyFormatter(self._step, signature.live).vformat(self._declared, (), given), self._step)
@@ -40,7 +40,7 @@ class KeyMaker:
 
 
 class _KeyFormatter(Formatter):
-    """Formats a key, and refuses what would not name one thing."""
+    """Formats a key, and refuses parts that do not identify anything."""
 
     def __init__(self, step: str, live: frozenset[str]) -> None:
         self._step = step
@@ -65,7 +65,7 @@ class _KeyFormatter(Formatter):
 
 
 def _unordered_in(value: Any, depth: int = 8) -> str | None:
-    """Return the type of a set that is a value, or is in it: its text is another one in every process."""
+    """Return the type of a set in a value: its text differs in every process."""
     if isinstance(value, UNORDERED):
         return type(value).__name__
     inside: Iterable[Any] = ()
@@ -80,7 +80,7 @@ def _unordered_in(value: Any, depth: int = 8) -> str | None:
 
 
 def _check_fields(declared: str, function: Callable[..., Any], step: str) -> None:
-    """Say at once what is wrong with a format string: its form, or a name that is no parameter."""
+    """Refuse a wrong format string at its declaration: its form, or a name that is no parameter."""
     try:
         fields = [name for _, name, _, _ in Formatter().parse(declared) if name is not None]
     except ValueError as error:

@@ -12,7 +12,7 @@
 CREATE SCHEMA everstep;
 
 -- name: create_markers
--- As in the first migration of a store.
+-- In the transaction that needs the table first. Not STRICT: SQLite libraries before 3.37 read this file, too.
 CREATE TABLE everstep.everstep_markers (
     key pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
     run pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -37,7 +37,9 @@ SELECT 1 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace
 WHERE nspname OPERATOR(pg_catalog.=) $1 AND relname OPERATOR(pg_catalog.=) 'everstep_markers';
 
 -- name: owned_by_strangers
--- Roles that own the schema or the table and could let anything be done by those who write there; as in a store.
+-- Roles that own the schema, or one of these tables in it, and could make anything run with the rights of those who
+-- write there. Not included: this role and the roles that it is a member of, the owner of the database and its members,
+-- superusers.
 SELECT DISTINCT owner.rolname FROM pg_catalog.pg_namespace AS place
     LEFT JOIN pg_catalog.pg_class AS markers ON markers.relnamespace OPERATOR(pg_catalog.=) place.oid
         AND markers.relname OPERATOR(pg_catalog.=) 'everstep_markers'
@@ -49,11 +51,11 @@ WHERE place.nspname OPERATOR(pg_catalog.=) $1 AND NOT owner.rolsuper
     AND NOT pg_catalog.pg_has_role(owner.oid, here.datdba, 'MEMBER');
 
 -- name: has_schema
--- Asked before it is made: making it needs a right, even if it is there.
+-- Whether the schema exists: creating it needs a right, even if it exists.
 SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) $1;
 
 -- name: lock_schema
--- Whoever makes tables goes alone, until the transaction ends. The same lock as that of a store's migrations.
+-- Only one process migrates at a time, until the transaction ends.
 SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(
     'everstep migration of ' OPERATOR(pg_catalog.||) CAST($1 AS pg_catalog.text), 0));
 
@@ -75,18 +77,23 @@ SELECT pg_catalog.current_setting('lock_timeout'),
 -- name: take_turn
 -- Whoever else is in a transaction with this key is waited for: by the primary key, also while a row is not committed.
 -- Returns the row, with attempt 0 if it is new, and gives the body its own patience back; or nothing, if there is an
--- outcome.
+-- outcome. Last but one is how many rows of this table the session has written so far.
 INSERT INTO everstep.everstep_markers AS mine (key, run, step, attempt, outcome, at, guard)
 VALUES ($1, '', '', 0, NULL, 0, '')
 ON CONFLICT (key) DO UPDATE SET guard = '' WHERE mine.outcome IS NULL
-RETURNING key, run, step, attempt, outcome, at, pg_catalog.set_config('lock_timeout', $2, true);
+RETURNING key, run, step, attempt, outcome, at,
+    pg_catalog.pg_stat_get_xact_tuples_inserted(mine.tableoid)
+        OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_xact_tuples_updated(mine.tableoid)
+        OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_xact_tuples_deleted(mine.tableoid),
+    pg_catalog.set_config('lock_timeout', $2, true);
 
 -- name: read_marker
-SELECT key, run, step, attempt, outcome, at, '' FROM everstep.everstep_markers WHERE key OPERATOR(pg_catalog.=) $1;
+SELECT key, run, step, attempt, outcome, at, 0, '' FROM everstep.everstep_markers WHERE key OPERATOR(pg_catalog.=) $1;
 
 -- name: write_marker
 -- In the row that `take_turn` has left. If that is gone, this is another transaction. What the run will remember as done
--- must be as durable here, so a COMMIT that would not wait for the disk is made to.
+-- must be as durable here, so a COMMIT that would not wait for the disk is made to. Returns the same number as
+-- `take_turn`: if more than this one row was written since, the body has written to this table.
 UPDATE everstep.everstep_markers
 SET run = $2, step = $3, attempt = $4, outcome = $5, at = $6, guard = NULL
 WHERE key OPERATOR(pg_catalog.=) $1 AND guard IS NOT NULL AND outcome IS NULL
@@ -94,10 +101,13 @@ RETURNING CASE
     WHEN CAST($7 AS pg_catalog.text) OPERATOR(pg_catalog.=) 'durable'
         AND pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true)
-END;
+END,
+    pg_catalog.pg_stat_get_xact_tuples_inserted(tableoid)
+        OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_xact_tuples_updated(tableoid)
+        OPERATOR(pg_catalog.+) pg_catalog.pg_stat_get_xact_tuples_deleted(tableoid);
 
 -- name: marked_runs
--- The runs that have markers, all of them from before a time.
+-- The runs whose markers are all from before a time.
 SELECT run FROM everstep.everstep_markers GROUP BY run HAVING pg_catalog.max(at) OPERATOR(pg_catalog.<) $1;
 
 -- name: forget_markers

@@ -13,12 +13,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import psycopg
 from psycopg.rows import tuple_row
-from psycopg.sql import Composable
 
 from everstep.effects.databases import Database, Meaning, now
 from everstep.effects.postgres_markers import (
     CANCELLED,
+    ENDED,
     LIMITS,
+    WENT_ON,
     Place,
     PostgresTransaction,
     meaning,
@@ -26,7 +27,6 @@ from everstep.effects.postgres_markers import (
     shown_name,
     state_of,
 )
-from everstep.effects.statement_guard import ENDED, WENT_ON, Guard
 from everstep.errors import Misuse
 from everstep.stores.postgres.addresses import Address, address_of
 from everstep.stores.postgres.connections import CONNECT_SECONDS, KEEPALIVE
@@ -37,69 +37,11 @@ CANCEL_SECONDS: Final = 5.0
 
 SETTINGS: Final = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
 """So that the server ends the transaction of a machine that is gone, and with it the wait of others, within seconds."""
+ONLY_READ: Final = "-c default_transaction_read_only=on"
+"""The step's own transaction is made to write by its first statement. One that a body begins after that only reads."""
 
 
-# -- connections that are lent -----------------------------------------------------------------------------------------
-class _Lent:
-    """Beside a connection of psycopg: what a body may not do with it. Off until the guard is on."""
-
-    guard: Guard = Guard()
-
-    def commit(self) -> Any:
-        """Refuse."""
-        self.guard.refuse_end("commit()")
-        return super().commit()  # type: ignore[misc]
-
-    def rollback(self) -> Any:
-        """Refuse."""
-        self.guard.refuse_end("rollback()")
-        return super().rollback()  # type: ignore[misc]
-
-    def close(self) -> Any:
-        """Refuse."""
-        self.guard.refuse_end("close()")
-        return super().close()  # type: ignore[misc]
-
-    def __enter__(self) -> Any:
-        """Refuse."""
-        self.guard.refuse_end("`with connection:`")
-        return super().__enter__()  # type: ignore[misc]
-
-    async def __aenter__(self) -> Any:
-        """Refuse."""
-        self.guard.refuse_end("`async with connection:`")
-        return await super().__aenter__()  # type: ignore[misc]
-
-
-class _LentCursor:
-    """Beside a cursor of psycopg: what is said is read first."""
-
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        """Read, then do it."""
-        self._check(query)
-        return super().execute(query, *args, **kwargs)  # type: ignore[misc]
-
-    def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        """Read, then do it."""
-        self._check(query)
-        return super().executemany(query, *args, **kwargs)  # type: ignore[misc]
-
-    def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        """Read, then do it."""
-        self._check(query)
-        return super().stream(query, *args, **kwargs)  # type: ignore[misc]
-
-    def _check(self, query: Any) -> None:
-        connection = self.connection  # type: ignore[attr-defined]
-        if isinstance(query, Composable):
-            query = query.as_string(connection)
-        elif isinstance(query, bytes):
-            query = query.decode("utf-8", "replace")
-        if isinstance(query, str):  # a template of Python 3.14 is left to the server's guard
-            connection.guard.check(query)
-
-
-class LentConnection(_Lent, psycopg.Connection[Any]):
+class LentConnection(psycopg.Connection[Any]):
     """What a `def` body gets."""
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +53,7 @@ class LentConnection(_Lent, psycopg.Connection[Any]):
             raise
 
 
-class LentAsyncConnection(_Lent, psycopg.AsyncConnection[Any]):
+class LentAsyncConnection(psycopg.AsyncConnection[Any]):
     """What an `async def` body gets."""
 
     async def wait(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,23 +71,14 @@ def _note_own(error: psycopg.Error, *, is_outage: bool) -> None:
     error.was_outage = is_outage  # type: ignore[attr-defined]
 
 
-class LentCursor(_LentCursor, psycopg.Cursor[Any]):
-    """What a `def` body makes of it."""
-
-
-class LentAsyncCursor(_LentCursor, psycopg.AsyncCursor[Any]):
-    """What an `async def` body makes of it."""
-
-
 class PsycopgTransaction(PostgresTransaction):
-    """A transaction on a connection of its own, which nobody else has used and nobody will."""
+    """A transaction on a new connection, which nothing else uses."""
 
     cursors: ClassVar[Any] = {False: psycopg.RawCursor, True: psycopg.AsyncRawCursor}
 
     def __init__(self, place: Place, connection: Any, *, is_async: bool, durable: bool) -> None:
         super().__init__(place, durable=durable)
         self.connection = connection
-        connection.guard = self.guard
         self._is_async = is_async
         self._cancelling: threading.Thread | None = None
 
@@ -158,17 +91,16 @@ class PsycopgTransaction(PostgresTransaction):
 
     def lend(self) -> Any:
         """Return the connection for the body."""
-        self.guard.is_on = True
         return self.connection
 
     async def take_back(self, *, returned: bool) -> str:
         """Take the connection back."""
-        self.guard.is_on = False
         status = self.connection.info.transaction_status
-        if self.guard.broke:
-            return self.guard.broke
+        was_closed = self.connection.closed and not self.connection.broken
+        if was_closed or status == psycopg.pq.TransactionStatus.IDLE:
+            return ENDED
         if not returned:  # after an error there is a transaction still, which has failed
-            return ENDED if status == psycopg.pq.TransactionStatus.IDLE else ""
+            return ""
         if status == psycopg.pq.TransactionStatus.ACTIVE:
             return "a statement of its body still runs: wait for it"
         return "" if status == psycopg.pq.TransactionStatus.INTRANS else WENT_ON
@@ -191,7 +123,6 @@ class PsycopgTransaction(PostgresTransaction):
 
     async def close(self) -> None:
         """Close the connection; then the server rolls back."""
-        self.guard.is_on = False
         if self._cancelling is not None:
             self._cancelling.join(CANCEL_SECONDS)
         with contextlib.suppress(Exception):  # it is lost already
@@ -200,7 +131,7 @@ class PsycopgTransaction(PostgresTransaction):
     def interrupt(self) -> None:
         """Let the server stop the statement. (That of an `async` body is stopped with its task.)"""
         if not self._is_async and self._cancelling is None:
-            # On a thread: a connection is made for it, and whoever gives up need not wait for that.
+            # On a thread, because it opens a connection, for which the caller need not wait.
             cancelling = threading.Thread(target=self._cancel, name="everstep cancel", daemon=True)
             with contextlib.suppress(RuntimeError, MemoryError):  # without a thread, the statement ends by itself
                 cancelling.start()
@@ -271,14 +202,15 @@ async def begin_on(
 ) -> PsycopgTransaction:
     """Open a connection and begin a transaction."""
     kind: Any = LentAsyncConnection if is_async else LentConnection
-    cursors: Any = LentAsyncCursor if is_async else LentCursor
     settings = _settings(address)
     if settings is None:
         raise Misuse(f"The URL of {place.name} is not one that libpq understands.")
-    connection = await now(kind.connect(address.server, cursor_factory=cursors, **settings))
+    connection = await now(kind.connect(address.server, **settings))
     connection.prepare_threshold = None if address.pooler else connection.prepare_threshold
     transaction = PsycopgTransaction(place, connection, is_async=is_async, durable=durable)
     try:
+        # As ONLY_READ, also behind a pooler: psycopg says it with each BEGIN.
+        await now(connection.set_read_only(True))
         await transaction.begin(makes_table=makes_table)
     except BaseException:
         await transaction.close()
@@ -298,10 +230,12 @@ def _settings(address: Address) -> dict[str, Any] | None:
         **KEEPALIVE,
     }
     if "," in str(given.get("host", "")):
-        wishes["target_session_attrs"] = "read-write"
+        wishes["target_session_attrs"] = "primary"
     settings = {key: value for key, value in wishes.items() if key not in given}
     if not address.pooler:
-        settings["options"] = f"{given.get('options', '')} {SETTINGS}".strip()
+        # libpq would refuse a session that only reads by default where the URL asks for one that writes.
+        reads = ONLY_READ if given.get("target_session_attrs") != "read-write" else ""
+        settings["options"] = f"{given.get('options', '')} {SETTINGS} {reads}".strip()
     return settings
 
 
@@ -324,9 +258,7 @@ def _check_readable(url: str) -> None:
     for host in (rest if at else user).partition("/")[0].split(","):
         port = host.rpartition("]")[2].partition(":")[2]
         if port and not port.isdecimal():
-            raise Misuse(
-                "In the URL of a database, a number stands behind the : of a host. A password needs an @ after it."
-            )
+            raise Misuse("In the URL of a database, a number follows the : of a host. A password needs an @ after it.")
 
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@
            →  the body
            →  complete the row: now it is the marker, and without a guard  →  COMMIT
 
-Whoever else tries at the same time waits for the row: for as long as the transaction may still be committed, and be it
-by a session whose client is gone. So a COMMIT whose answer was lost is decided when somebody else gets the turn.
+Another attempt at the same time waits for the row: for as long as the transaction may still be committed, even by a
+session whose client is gone. So a COMMIT whose answer was lost is decided when another attempt gets the turn.
 """
 
 import abc
@@ -17,7 +17,6 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from everstep.effects.databases import Meaning
-from everstep.effects.statement_guard import ENDED, WENT_ON, Guard
 from everstep.errors import Misuse
 from everstep.model.markers import Marker
 from everstep.stores.sql.nul import escaped, unescaped
@@ -25,17 +24,27 @@ from everstep.stores.sql.sqlstates import passes
 
 DEFAULT_SCHEMA: Final = "everstep"
 WAIT: Final = "2s"
-"""So long the server waits for others at a time. Then it is seen whether anybody still waits for the attempt."""
+"""How long the server waits for others at a time. Then the attempt checks whether it is still wanted."""
 
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _SCHEMA: Final = re.compile(r"\beverstep(?=\.)|(?<=CREATE SCHEMA )everstep\b")
 SCHEMA_NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 
 GUARD: Final = "everstep_only_the_step_commits"
+WENT_ON: Final = "an error rolled its transaction back, and its body went on: let that error pass"
+ENDED: Final = (
+    "its body ended the transaction, but the step itself begins and commits it, with its marker in it (nothing undoes "
+    "what a body commits in a transaction of its own)"
+)
+COMMITTED: Final = (
+    "its body said COMMIT, or SET CONSTRAINTS ALL IMMEDIATE, but the step itself begins and commits the transaction, "
+    "with its marker in it"
+)
+WROTE: Final = "its body wrote to everstep_markers, which belongs to Everstep"
 
 SERIALIZATION, DEADLOCK, LOCKED = "40001", "40P01", "55P03"
 MADE_AT_ONCE: Final = frozenset({"23505", "42P06", "42P07"})
-FORBIDDEN, ABORTED, CANCELLED = "42501", "25P02", "57014"
+FORBIDDEN, ABORTED, ONLY_READS, IN_USE, CANCELLED = "42501", "25P02", "25006", "55006", "57014"
 LIMITS: Final = {
     "25P03": "idle_in_transaction_session_timeout",
     "25P04": "transaction_timeout",
@@ -98,7 +107,7 @@ def meaning(error: BaseException) -> Meaning:
 
 
 class _InTheWay(Exception):
-    """Somebody else has just made the table, or has the turn for longer than the role lets a statement wait."""
+    """Another session has just made the table, or has the turn for longer than the role lets a statement wait."""
 
     sqlstate = SERIALIZATION
 
@@ -121,18 +130,19 @@ class PostgresTransaction(abc.ABC):
     """An open transaction. Its methods are coroutines; with a driver that blocks they wait for nothing."""
 
     def __init__(self, place: Place, *, durable: bool = True) -> None:
-        self.guard = Guard()
         self._place = place
         self._durable = durable
         self._texts = statements(place.schema)
         self._patience = "0"
         self._limits: dict[str, str] = {}
         """What may end the session or cancel a statement, and after how long."""
+        self._written = 0
+        """How many rows of the markers the session had written when the body began."""
         self.server = ""
         """Which server process it is with: another one has been started since."""
 
     async def begin(self, *, makes_table: bool) -> None:
-        """Begin it. Where the table of markers is not known to be there, it is looked for, and made."""
+        """Begin the transaction. With `makes_table`, make the table of markers if it does not exist."""
         await self.ask("may_write")
         if makes_table:
             await self._make_table()
@@ -195,7 +205,7 @@ class PostgresTransaction(abc.ABC):
             if GUARD in str(error):
                 raise Misuse(f"A connection to {self._place.name} commits each statement by itself.") from error
             raise
-        ((_, run, step, attempt, outcome, at, _),) = rows
+        ((_, run, step, attempt, outcome, at, self._written, _),) = rows
         if not attempt:
             return None
         return Marker(key, unescaped(run), unescaped(step), attempt, None if outcome is None else bytes(outcome), at)
@@ -207,11 +217,22 @@ class PostgresTransaction(abc.ABC):
             durable = "durable" if self._durable else ""
             rows = await self.ask("write_marker", key, escaped(run), escaped(step), attempt, outcome, at, durable)
         except Exception as error:
-            if state_of(error) == ABORTED:
-                raise Misuse(WENT_ON) from error
+            if why := {ABORTED: WENT_ON, ONLY_READS: ENDED}.get(state_of(error)):
+                raise Misuse(why) from error
             raise
         if not rows:
-            raise Misuse(ENDED)
+            raise Misuse(f"{ENDED}, or {WROTE}")
+        if rows[0][1] > self._written + 1:
+            raise Misuse(WROTE)
+
+    def forbidden_by(self, error: BaseException) -> str:
+        """Return what to say of an error by which the server kept a body from what is the step's own affair."""
+        if not self.is_own(error):
+            return ""
+        if GUARD in str(error):
+            return COMMITTED
+        is_ours = state_of(error) == IN_USE and "everstep_markers" in str(error)
+        return WROTE if is_ours else ENDED if state_of(error) == ONLY_READS else ""
 
     # -- what cut it off --------------------------------------------------------------------------------------------
     def limit_passed(self, error: BaseException) -> str:
@@ -250,7 +271,7 @@ class PostgresTransaction(abc.ABC):
 
     @abc.abstractmethod
     def lend(self) -> Any:
-        """Return the connection for the body. From now on the guard watches over it."""
+        """Return the connection for the body."""
 
     @abc.abstractmethod
     async def take_back(self, *, returned: bool) -> str:

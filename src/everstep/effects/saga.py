@@ -1,7 +1,7 @@
-"""Compensations: what undoes a step, declared beside it with `compensate=`.
+"""Compensations: steps that undo another step, declared with `compensate=`.
 
-A compensation is a step like any other, with its own contract, attempts and probe. It gets the outcome of the step that
-it undoes, and then that step's arguments: `f(outcome, *args)`.
+A compensation is a step like any other, with its own contract, attempts and probe. Its arguments are the outcome of the
+step that it undoes, and then that step's arguments: `f(outcome, *args)`.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
 from everstep.model.options import refuse_generator
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a step is declared with its compensation, which is a step
     from everstep.effects.step import Step
 
 _DECLARED: "dict[str, list[weakref.ref[Step]]]" = {}
@@ -22,14 +22,16 @@ _DECLARED: "dict[str, list[weakref.ref[Step]]]" = {}
 
 
 def note_declared(step: "Step") -> None:
-    """Remember a step, so that code which has not called it can undo it. What a workflow makes for itself is not."""
+    """Remember a step, so that code which has not called it can compensate it. Steps that a workflow makes itself
+    are not.
+    """
     if CURRENT.get() is None:
         alive = [one for one in _DECLARED.get(step.name, ()) if one() is not None]
         _DECLARED[step.name] = [*alive, weakref.ref(step)]
 
 
 def declared_step(name: str, where: str) -> "Step | None":
-    """Return the step of a name whose function stands there; or the only one of that name, wherever it stands."""
+    """Return the step of a name whose function is at `where`; or the only one of that name."""
     steps = [step for one in _DECLARED.get(name, ()) if (step := one()) is not None]
     exact = [step for step in steps if place_of(step) == where]
     if not exact and len({place_of(step) for step in steps}) == 1:
@@ -45,11 +47,11 @@ def place_of(step: "Step") -> str:
 
 
 def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":
-    """Return the step that undoes another one: the one that was given, or a `repeat` step made of a function.
+    """Return the step that undoes another one: the given step, or a `repeat` step made of a function.
 
-    It is a copy: the same step may also be called by workflow code, where it is nobody's compensation.
+    It is a copy, because workflow code may also call the same step directly, where it is no compensation.
     """
-    from everstep.effects.step import Step
+    from everstep.effects.step import Step  # a real cycle: see above
 
     if step.effect == "read":
         raise Misuse(f'{step.name}: compensate= is for steps with an effect; effect="read" changes nothing outside.')
@@ -62,8 +64,8 @@ def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":
     else:
         undoing = Step(function, name=f"{step.name}.compensate")
     if undoing.effect == "read":
-        raise Misuse(f'{step.name}: {undoing.name} cannot undo it, for effect="read" changes nothing outside.')
-    undoing.compensate = undoing.key = None  # what it does is named by the step that it undoes
+        raise Misuse(f'{step.name}: {undoing.name} cannot undo it, because effect="read" changes nothing outside.')
+    undoing.compensate = undoing.key = None  # the step that it undoes identifies its action
     undoing.is_accounted_for = True
     undoing.is_plain = False
     _check_call(step, undoing)
@@ -71,7 +73,7 @@ def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":
 
 
 def knowing(undoing: "Step", step: "Step") -> "Step":
-    """Return a compensation that also takes the classes that the step which it undoes takes and returns."""
+    """Return a compensation that also takes the classes of the arguments and outcome of its step."""
     made: Step = object.__new__(type(undoing))
     made.__dict__.update(undoing.__dict__)
     known, undone = undoing.signature, step.signature
@@ -80,12 +82,12 @@ def knowing(undoing: "Step", step: "Step") -> "Step":
 
 
 def is_of_the_same_class(step: "Step", undoing: "Step") -> bool:
-    """Tell whether both are methods of one class, so that they are bound to the same object."""
+    """Return True if both are methods of one class, so that they are bound to the same object."""
     return _class_around(step.function) == _class_around(undoing.function) != ""
 
 
 def _class_around(function: Any) -> str:
-    """Return the qualified name of the class in whose body a function was written; "" if it was not."""
+    """Return the qualified name of the class in whose body a function was written; "" for a plain function."""
     if not inspect.isfunction(function) or function.__name__ == "<lambda>":
         return ""
     around = function.__qualname__.rpartition(".")[0]
@@ -101,9 +103,9 @@ def _check_call(step: "Step", undoing: "Step") -> None:
         return
     given: list[Any] = ["connection"] if undoing.effect == "atomic" else []
     if step.effect == "atomic":
-        del taken[1 if _class_around(step.function) else 0]  # nor is the connection, which nobody passes
+        del taken[1 if _class_around(step.function) else 0]  # nor is the connection, which the engine passes
     if _class_around(step.function) and not is_of_the_same_class(step, undoing):
-        taken = taken[1:]  # the receiver is nobody's argument
+        taken = taken[1:]  # the receiver is not an argument
     for needed in (taken, [one for one in taken if one.default is one.empty]):
         args = [one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
         kwargs = {one.name: one for one in needed if one.kind is one.KEYWORD_ONLY}

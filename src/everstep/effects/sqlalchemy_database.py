@@ -1,4 +1,4 @@
-"""PostgreSQL by SQLAlchemy, with whatever driver the engine has. Imported only when somebody passes such an object.
+"""PostgreSQL by SQLAlchemy, with whatever driver the engine has. Imported only when a program passes such an object.
 
 What the body gets is what the program uses elsewhere: a connection, or a session of a session maker. Connections come
 from the engine's own pool, and go back to it. Those for asyncio cannot: they belong to the loop that made them, and
@@ -6,6 +6,7 @@ each attempt has its own, so they are made anew.
 """
 
 import contextlib
+import re
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,9 @@ from sqlalchemy.pool import NullPool
 from everstep.effects.databases import Database, Meaning, now
 from everstep.effects.postgres_markers import (
     DEFAULT_SCHEMA,
+    ENDED,
     SCHEMA_NAME,
+    WENT_ON,
     Place,
     PostgresTransaction,
     meaning,
@@ -26,13 +29,17 @@ from everstep.effects.postgres_markers import (
     shown_name,
     statements,
 )
-from everstep.effects.statement_guard import ENDED, WENT_ON
 from everstep.errors import Misuse
 from everstep.stores.protocol import Store
 
 SCHEMA_OPTION: Final = "everstep_schema"
 OWNER_OPTION: Final = "everstep_owner"
 CANCEL_SECONDS: Final = 5.0
+
+_END: Final = re.compile(
+    r"\s*(commit|end|abort|prepare\s+transaction|rollback(?!(?:\s+work|\s+transaction)?\s+to\b))\b", re.IGNORECASE
+)
+"""What ends a transaction, at the beginning of a statement. Rolling back to a savepoint does not."""
 
 
 def database_by_sqlalchemy(given: Any) -> "SqlalchemyDatabase":
@@ -116,18 +123,31 @@ class SqlalchemyTransaction(PostgresTransaction):
         self._maker = maker
         self._session: Any = None
         self._cancelling: threading.Thread | None = None
+        self._is_lent = False
+        self._broke = ""
+        """What the body said that it must not, first of all: also a body that swallows the error is refused."""
         self._watch(connection.sync_connection if is_async else connection)
 
     def _watch(self, connection: Any) -> None:
-        """Let the guard see what is said on the connection, by whatever stands above it."""
-        guard = self.guard
+        """Refuse what would end the transaction, before it is sent.
 
-        def say(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
-            guard.check(statement)
+        The server refuses a COMMIT as well, but asyncpg and psycopg2 do not see that a statement has ended their
+        transaction: each one after it would be committed by itself.
+        """
 
-        event.listen(connection, "before_cursor_execute", say)
-        event.listen(connection, "commit", lambda _connection: guard.refuse_end("commit()"))
-        event.listen(connection, "rollback", lambda _connection: guard.refuse_end("rollback()"))
+        def read(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+            if end := _END.match(statement):
+                self._refuse(end[1].upper())
+
+        event.listen(connection, "before_cursor_execute", read)
+        event.listen(connection, "commit", lambda _connection: self._refuse("commit()"))
+        event.listen(connection, "rollback", lambda _connection: self._refuse("rollback()"))
+
+    def _refuse(self, said: str) -> None:
+        if self._is_lent:
+            why = f"its body said {said}, but the step itself begins and commits the transaction, with its marker in it"
+            self._broke = self._broke or why
+            raise Misuse(why)
 
     async def ask(self, name: str, *parameters: Any) -> Sequence[Sequence[Any]]:
         """Do a statement and return its rows. An error is the driver's own: SQLAlchemy's would show the values."""
@@ -147,22 +167,22 @@ class SqlalchemyTransaction(PostgresTransaction):
         if self._maker is not None:
             self._session = session = self._maker(bind=self._connection, join_transaction_mode="create_savepoint")
             event.listen(session.sync_session if self._is_async else session, "before_commit", self._before_commit)
-        self.guard.is_on = True
+        self._is_lent = True
         return self._connection if self._session is None else self._session
 
     def _before_commit(self, session: Any) -> None:
         if session.get_nested_transaction() is None:
-            self.guard.refuse_end("commit()")
+            self._refuse("commit()")
 
     async def take_back(self, *, returned: bool) -> str:
         """Take the connection back. What a session has not sent yet is sent first."""
         try:
-            if returned and not self.guard.broke and self._session is not None:
+            if returned and not self._broke and self._session is not None:
                 await now(self._session.flush())
         finally:
-            self.guard.is_on = False
-        if self.guard.broke:
-            return self.guard.broke
+            self._is_lent = False
+        if self._broke:
+            return self._broke
         if not returned:
             return ENDED if self._is_idle() else ""
         return "" if self._connection.in_transaction() and not self.is_lost() else WENT_ON
@@ -193,11 +213,11 @@ class SqlalchemyTransaction(PostgresTransaction):
 
     async def close(self) -> None:
         """Roll back what is not committed, and give the connection back to its pool."""
-        self.guard.is_on = False
+        self._is_lent = False
         if self._cancelling is not None:
             self._cancelling.join(CANCEL_SECONDS)
         with contextlib.suppress(Exception):  # it is lost, and the pool knows
-            if self._cancelling is not None or self.guard.broke:
+            if self._cancelling is not None or self._broke:
                 await now(self._connection.invalidate())  # what was to stop may yet stop what somebody else does on it
         with contextlib.suppress(Exception):
             if self._session is not None:

@@ -39,7 +39,7 @@ class Step:
     database: Any = None
     """Where an atomic step writes."""
     asks: ClassVar[bool] = False
-    """Whether a person may have to approve a call: that of a tool."""
+    """Whether a person may have to approve a call, as for a tool."""
 
     def __init__(
         self,
@@ -97,15 +97,17 @@ class Step:
             note_declared(self)
         self.needs_intent = needs_intent(effect)
         self.is_accounted_for = self.compensate is not None or not may_run_again(effect)
-        """Whether its arguments are kept whole, and it is settled before the run may end or the code be told."""
+        """Whether its arguments are kept whole, and it is settled before the run may end or the code may see a
+        cancel.
+        """
         self.is_plain = not (self.is_accounted_for or limit or secret) and key is None and cost is None
-        """Whether nothing but its contract says how it begins and ends, as is the case for most."""
+        """True if no option (key, cost, limit, secret, compensate) changes how it starts or ends."""
         for error in checked_errors("raises", raises):
             register(error)
         functools.update_wrapper(self, function, updated=())
 
     def _check_contract(self, effect: Any, *, for_once: Any, has_key: bool) -> None:
-        """Refuse a contract that there is not, and options that are for another one."""
+        """Refuse an unknown contract, and options that belong to another one."""
         if not is_a(effect, str) or str.__str__(effect) not in self.effects:
             raise refused(
                 "effect", effect, 'a step is "read", "repeat" or "once"; "atomic" is @everstep.transaction(database)'
@@ -135,7 +137,7 @@ class Step:
 
     @functools.cached_property
     def _method_signature(self) -> Signature:
-        """The signature of the method once it is bound, whatever it is bound to."""
+        """The signature of the method after binding, for any receiver."""
         return Signature(MethodType(self.function, self))
 
     def __repr__(self) -> str:
@@ -152,7 +154,7 @@ def _key_maker(key: str | Callable[..., str], function: Callable[..., Any], name
 
 
 def is_async_callable(function: Any) -> bool:
-    """Tell whether calling this gives something to await."""
+    """Return True if calling this returns an awaitable."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004  # so may a call of an object
     )

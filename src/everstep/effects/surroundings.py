@@ -1,7 +1,7 @@
-"""What code is running now: a workflow's, a step's body, or neither.
+"""The code that is running now: a workflow's, a step's body, or neither.
 
-One context variable answers, in tasks, threads and greenlets alike. Steps and workflows ask it to know what a call of
-them means here. Where it is empty, `code_here` looks closer.
+One context variable answers, in tasks, threads and greenlets alike. Steps and workflows read it to decide what a call
+of them means here. Where it is empty, `code_here` looks closer.
 """
 
 import inspect
@@ -14,29 +14,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from everstep.errors import Misuse
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a step asks here what a call of it means
     from everstep.effects.step import Step
 
 
 class Surroundings(Protocol):
-    """Code that is being run for a run: workflow code (an execution) or the body of a step."""
+    """Code that runs for a run: workflow code (an execution) or the body of a step."""
 
     place: ClassVar[str]
     """`workflow` or `step`."""
 
     @property
     def wants_places(self) -> bool:
-        """Whether it matters where a step is called."""
+        """Whether the places of calls are needed."""
         ...
 
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-        """Do what a call of this step means here. The frame is that of the call, if `wants_places`."""
+        """Execute a call of this step here. The frame is the caller's, if `wants_places`."""
         ...
 
     def call_workflow(
         self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """Do what a call of this workflow means here."""
+        """Execute a call of this workflow here."""
         ...
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
@@ -46,42 +46,42 @@ class Surroundings(Protocol):
 
 CURRENT: ContextVar[Surroundings | None] = ContextVar("everstep_surroundings", default=None)
 current: Final = CURRENT.get
-"""What is running now: a step asks with each call, and an attribute of an imported name costs twice that."""
+"""The present surroundings. A step reads them with each call, and an attribute of an imported name costs twice that."""
 set_current: Final = CURRENT.set
 
 Outside = Callable[["Step", tuple[Any, ...], dict[str, Any]], Any]
-"""What a call of a step means outside of any run, where an adapter has something to say about it."""
+"""Executes a call of a step outside of any run, for an adapter."""
 
 OUTSIDE: list[Outside] = []
-"""What the adapters that are loaded say; the last one is asked."""
+"""The functions of the loaded adapters; the last one is used."""
 
 
 def call_outside_with(outside: Outside) -> None:
-    """Let an adapter decide what a call of a step outside of any run means."""
+    """Let an adapter decide about calls of steps outside of any run."""
     if outside not in OUTSIDE:
         OUTSIDE.append(outside)
 
 
 _HERE: "list[Callable[[], Surroundings | None]]" = []
-"""What finds out whose code runs here: there is one as soon as there has been a run."""
+"""Finds the owner of the current code: there is one after the first run."""
 
 
 def see_code_with(find: "Callable[[], Surroundings | None]") -> None:
-    """Let the engine say whose code runs where the context does not say it: see everstep.effects.descent."""
+    """Let the engine find the owner of code whose context does not say it: see everstep.effects.descent."""
     _HERE[:] = [find]
 
 
 def code_here() -> Surroundings | None:
-    """Return what is running here although `CURRENT` does not say so; None if it is the application's own code."""
+    """Return the surroundings although `CURRENT` does not have them; None for the application's own code."""
     return _HERE[0]() if _HERE else None
 
 
 def where_is(frame: FrameType | None) -> str:
-    """Return `file.py:12: the source line` of a frame, for reports that a person reads. Nothing if there is none."""
+    """Return `file.py:12: the source line` of a frame, for reports to a person. Empty without a frame."""
     if frame is None:
         return ""  # the outermost one of a greenlet has no caller
     code = frame.f_code
-    # The number of the line would have to be worked out each time, and `id` would raise an audit event.
+    # Computing the line number each time would take long, and `id` would raise an audit event.
     place = _identity(code), frame.f_lasti
     known = _PLACES.get(place)
     if known is not None and known[0] is code:
@@ -95,9 +95,9 @@ def where_is(frame: FrameType | None) -> str:
 
 
 def persons_line(frame: FrameType | None) -> str:
-    """Return where a person wrote what led to this frame: the first line outside asyncio and this package.
+    """Return the line of a person's code that led to this frame: the first one outside asyncio and this package.
 
-    Nothing if the loop called the code: what is further out is whoever drives the run.
+    Empty if the loop called the code: the outer frames belong to the run's driver.
     """
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -110,7 +110,7 @@ def persons_line(frame: FrameType | None) -> str:
 
 
 def persons_functions(frame: FrameType | None) -> tuple[CodeType, ...]:
-    """Return the functions of a person's that have called each other up to this frame, the innermost first."""
+    """Return the functions of a person's code that have called each other up to this frame, the innermost first."""
     found: list[CodeType] = []
     while frame is not None and frame.f_code.co_filename != _LOOP:
         if not frame.f_code.co_filename.startswith(_NOT_A_PERSONS):
@@ -124,11 +124,11 @@ _LOOP: Final = os.path.join(_PACKAGE, "engine", "code", "loop.py")
 _NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(inspect.__file__), "asyncio", ""))
 _identity: Final = object.__hash__
 _PLACES: dict[tuple[int, int], tuple[CodeType, str]] = {}
-"""Lines by place in the code. The code is kept with its line, for its number may come again when it is gone."""
+"""Lines by place in the code. The code is kept alive with its line, because its id could be reused."""
 
 
 def require(what: str, kind: type[Any]) -> Any:
-    """Return the surroundings if they are of this kind, else say where `what` may be used."""
+    """Return the surroundings if they are of this kind. Otherwise the error says where `what` may be used."""
     current = CURRENT.get()
     if isinstance(current, kind):
         return current

@@ -1,4 +1,4 @@
-"""Witnesses: facts about the outside that a run remembers, and observes again before it goes on.
+"""Witnesses: facts about the outside that a run remembers, and observes again before it continues.
 
 A witness has a subject (what it is about, as text) and can observe it: the fact is plain data, compared by content and
 never by timestamps. Two witnesses with one subject are the same; the newer fact replaces the older.
@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,10 +20,12 @@ TEXT_BYTES_MAX: Final = 16 * 1024
 """A text file up to this size is remembered whole, so that a difference can be shown as a diff."""
 
 
+DESCRIPTORS_OF_SQLITE: Final = 4
+"""How many SQLite needs to read a file: those of the file, its journal or log, the log's index, and the folder."""
 FOLDER: Final = "folder"
-"""In the place of a file's digest: a folder was made there."""
+"""Replaces a file's digest where a folder was made."""
 Judge = Callable[[Any, Any], Any]
-"""Decides what drift means, from what was remembered and what is there now."""
+"""Decides what drift means, from the remembered and the new fact."""
 
 
 class Covered(NamedTuple):
@@ -33,9 +36,9 @@ class Covered(NamedTuple):
 
 
 class Witness:
-    """Something outside that can be observed.
+    """A fact outside that can be observed.
 
-    `recipe` is how it was made, in plain data, if it can be made again from that: see `made_again`.
+    `recipe` is how it was made, as plain data, if that is enough to make it again: see `made_again`.
     """
 
     def __init__(self, subject: str, observe: Callable[[], Any], recipe: Sequence[Any] | None = None) -> None:
@@ -45,7 +48,7 @@ class Witness:
 
     @property
     def covered(self) -> Covered | None:
-        """With a folder: which files it covers."""
+        """For a folder: which files it covers."""
         return Covered(*self.recipe[1:]) if self.recipe is not None and self.recipe[0] == "directory" else None
 
     def __repr__(self) -> str:
@@ -53,7 +56,7 @@ class Witness:
 
 
 class Taken:
-    """A witness and the fact that the run remembers of it."""
+    """A witness and the fact that the run remembers."""
 
     __slots__ = ("changes", "ignored", "judge", "on_drift", "payload", "witness")
 
@@ -63,18 +66,18 @@ class Taken:
         self.on_drift = on_drift
         self.judge = judge
         self.changes: dict[str, str | None] = {}
-        """With a folder: the run's own changes of files since, by path: the new digest, None if it is gone."""
+        """For a folder: the run's own changes of files since, by path: the new digest, None if the file is gone."""
         self.ignored = b""
-        """The last fact of which the judge has said that it does not matter."""
+        """The last fact that the judge has called unimportant."""
 
     def remember(self, payload: bytes) -> None:
-        """Remember another fact from now on."""
+        """Replace the remembered fact."""
         self.payload, self.ignored = payload, b""
         self.changes.clear()
 
 
 def file_fact(data: bytes | None) -> dict[str, Any]:
-    """Return what is remembered of a file: nothing but that it is absent, or its size and digest, and a short text."""
+    """Return the fact about a file: that it does not exist, or its size and digest, and a short text."""
     if data is None:
         return {"exists": False}
     fact: dict[str, Any] = {"exists": True, "bytes": len(data), "digest": hashlib.sha256(data).hexdigest()}
@@ -87,7 +90,7 @@ def file_fact(data: bytes | None) -> dict[str, Any]:
 
 
 def read_file(path: str) -> bytes | None:
-    """Return a file's content, or None if it is not there."""
+    """Return a file's content, or None if it does not exist."""
     try:
         return Path(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -95,12 +98,12 @@ def read_file(path: str) -> bytes | None:
 
 
 def file_subject(path: str) -> str:
-    """Return under which subject a file is remembered: the same for `a.txt` and `./a.txt`."""
+    """Return the subject of a file: the same for `a.txt` and `./a.txt`."""
     return f"file:{os.path.normpath(path)}"
 
 
 def file(path: str | os.PathLike[str]) -> Witness:
-    """The content of a file, or that it is not there."""
+    """The content of a file, or that it does not exist."""
     name = os.fspath(path)
     return Witness(file_subject(name), lambda: file_fact(read_file(name)), ("file", name))
 
@@ -120,7 +123,7 @@ def directory(path: str | os.PathLike[str], pattern: str = "**/*") -> Witness:
 
 
 def with_changes(fact: dict[str, Any], covered: Covered, changes: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return what is remembered of a folder after the run's own changes of files in it."""
+    """Return the fact about a folder after the run's own changes of files in it."""
     files, exists = dict(fact.get("files", {})), bool(fact["exists"])
     for path, digest in changes.items():
         name = name_within(path, covered)
@@ -137,9 +140,9 @@ def with_changes(fact: dict[str, Any], covered: Covered, changes: Mapping[str, s
 
 
 def name_within(path: str, covered: Covered) -> str | None:
-    """Return a file's name below a folder, as a witness of the folder has it; None if it lies elsewhere."""
+    """Return a file's name below a folder, as the folder's witness has it; None if it is elsewhere."""
     beside, last = os.path.split(os.path.abspath(path))
-    for place in (os.path.abspath, os.path.realpath):  # its folder may be a link; the file itself stays what it is
+    for place in (os.path.abspath, os.path.realpath):  # its folder may be a link, but a link as the file itself is kept
         name = os.path.relpath(os.path.join(place(beside), last), place(covered.folder))
         if name.split(os.sep)[0] != os.pardir:
             return name
@@ -147,7 +150,7 @@ def name_within(path: str, covered: Covered) -> str | None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Tell whether a name below a folder matches as in `Path.glob`. Files of our own never do."""
+    """Return True if a name below a folder matches as in `Path.glob`. Files of our own never do."""
     wanted = [part for part in pattern.split("/") if part not in ("", ".")]
     return not name.endswith(".everstep") and _parts_match(name.split(os.sep), wanted)
 
@@ -156,7 +159,7 @@ def _parts_match(parts: list[str], wanted: list[str]) -> bool:
     if not wanted:
         return not parts
     if wanted == ["**"]:
-        return sys.version_info >= (3, 13)  # before that it meant folders only
+        return sys.version_info >= (3, 13)  # before 3.13 it meant folders only
     if wanted[0] == "**":
         return any(_parts_match(parts[skipped:], wanted[1:]) for skipped in range(len(parts)))
     return bool(parts) and fnmatch.fnmatchcase(parts[0], wanted[0]) and _parts_match(parts[1:], wanted[1:])
@@ -178,10 +181,25 @@ def sql(database: str | os.PathLike[str] | Callable[[], Any], query: str, *param
     def observe() -> Any:
         import sqlite3
 
-        return _rows(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True), query, parameters)
+        try:
+            return _rows(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True), query, parameters)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN:
+                _raise_if_refused()
+            raise
 
     given = f" {parameters!r}" if parameters else ""
     return Witness(f"sql:{name or f'{path}:{query}{given}'}", observe, ("sql", name, path, query, *parameters))
+
+
+def _raise_if_refused() -> None:
+    """Raise what the machine says if it refuses descriptors just now: SQLite does not say why it cannot open a file.
+
+    Not by opening that file: to close it would free the locks which this process has on it.
+    """
+    with ExitStack() as opened:
+        for _ in range(DESCRIPTORS_OF_SQLITE):
+            opened.enter_context(open(os.devnull, "rb"))
 
 
 def _rows(connection: Any, query: str, parameters: tuple[Any, ...]) -> list[list[Any]]:
@@ -202,7 +220,7 @@ def http(url: str, *, header: str = "ETag", json: str = "", timeout: float = 30.
 
         with urllib.request.urlopen(url, timeout=timeout) as response:
             if not json:
-                if header not in response.headers:  # an absent one would be the same for ever
+                if header not in response.headers:  # a missing header would always compare as equal
                     raise Misuse(f"The answer of {url} has no header {header}.")
                 return response.headers[header]
             value = loads(response.read())
@@ -219,7 +237,7 @@ def env(name: str) -> Witness:
 
 
 def from_subject(subject: str) -> Witness | None:
-    """Return the witness that a subject stands for, as far as it can be made without the code that took it."""
+    """Return the witness of a subject, if it can be made without the code that took it."""
     kind, _, rest = subject.partition(":")
     if kind == "file":
         return file(rest)
@@ -230,7 +248,7 @@ def from_subject(subject: str) -> Witness | None:
 
 
 def recipe_of(witness: Witness) -> list[Any] | None:
-    """Return how a witness was made, if it can be kept and made again."""
+    """Return the recipe of a witness, if it can be stored and made again."""
     recipe = witness.recipe
     if recipe is None or not all(one is None or isinstance(one, str | int | float) for one in recipe):
         return None
@@ -238,7 +256,7 @@ def recipe_of(witness: Witness) -> list[Any] | None:
 
 
 def made_again(recipe: Sequence[Any]) -> Witness:
-    """Return the witness that was made by this recipe: for a run that goes on without the code that made it."""
+    """Return the witness of a recipe, for a run that continues without the code that made it."""
     kind, *given = recipe
     if kind == "http":
         url, header, field, timeout = given
@@ -250,7 +268,7 @@ def made_again(recipe: Sequence[Any]) -> Witness:
 
 
 def value(name: str, function: Callable[[], Any]) -> Witness:
-    """Whatever a function returns, remembered under a name."""
+    """The return value of a function, remembered under a name."""
     if inspect.iscoroutinefunction(function):
         raise Misuse(f"witness.value({name!r}, …) is for a `def` function; it is called on a thread.")
     return Witness(f"value:{name}", function)

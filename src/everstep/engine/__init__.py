@@ -1,1 +1,1 @@
-"""Runs at work. Its rooms import one way: history ← code ← run ← process ← verbs ← app."""
+"""Runs at work. Its packages import in one direction: history ← code ← run ← process ← verbs ← app."""

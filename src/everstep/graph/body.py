@@ -1,11 +1,11 @@
-"""The body of a graph's workflow: it does what the schedule says, on the engine of workflows.
+"""The body of a graph's workflow: it executes the schedule, on the engine of workflows.
 
-Each turn: begin the visits that the schedule has let begin; wait until one finishes; put what it changes into the
-state; take the edges that hold; ask the schedule what begins now; record the move. When nothing is under way the state
-and the progress are a checkpoint, so that a run that goes on begins there.
+Each turn: begin the visits that the schedule has released; wait until one finishes; put its changes into the state;
+take the edges whose conditions are true; ask the schedule what begins now; record the move. When nothing is in progress
+the state and the progress are a checkpoint, so that a resumed run begins there.
 
-A failed step is the run's failure when all that was under way has finished; nothing new begins. Then a retry of the run
-goes on from that step, and the others are not done again.
+A failed step becomes the run's failure when all other work in progress has finished; nothing new begins. A retry of the
+run then continues from that step, and the others are not done again.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from everstep.graph.state import Changes
 from everstep.model import events as ev
 from everstep.model.untrusted import type_name
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a graph is run by this, and has graphs as its nodes
     from everstep.graph.graph import Graph
 
 ITEMS_PER_REST: Final = 20
 
 
 async def drive(graph: "Graph[Any]", state: Any) -> Any:
-    """Take a graph from its start to its end, and return its state then."""
+    """Run a graph from its start to its end, and return its final state."""
     return await Drive(graph, current_execution("a graph")).go(state)
 
 
@@ -50,14 +50,14 @@ class Drive:
         """The items of fan-outs whose visits have not finished."""
         self.under_way: dict[Visit, asyncio.Future[Any]] = {}
         self._given: dict[Visit, Any] = {}
-        """The states that they began with."""
+        """The states with which they began."""
         self._allowed: set[Visit] = set()
-        """Those that a person has allowed, and that are at work."""
+        """Visits that a person has approved, and that are running."""
         self._for_a_place: deque[tuple[Visit, asyncio.Future[None]]] = deque()
-        """Those that a person has allowed, and that wait until fewer are at work."""
+        """Visits that a person has approved, and that wait for a place."""
         self._to_begin: deque[Visit] = deque()
         self._quiet = 0
-        """How often nothing was under way since the last checkpoint."""
+        """How often nothing was in progress since the last checkpoint."""
         self._finished: deque[Visit] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._changes = Changes()
@@ -67,7 +67,7 @@ class Drive:
         self.definition = self.form.definition
 
     async def go(self, state: Any) -> Any:
-        """Go on until nothing is left to do."""
+        """Continue until nothing is left to do."""
         if not self.graph.passes_values:
             self.graph.shape.check(state, self.graph.name)
         execution = self.execution
@@ -91,9 +91,9 @@ class Drive:
         return self.state
 
     def _rest(self) -> None:
-        """Nothing is under way: all that is needed to go on is here. A run that goes on comes here first.
+        """Checkpoint while nothing is in progress: then all that a resume needs is here. A resumed run starts here.
 
-        The items that still wait are in each checkpoint, so with many of them this is done only now and then.
+        Each checkpoint contains the items that still wait, so with many of them it is recorded only now and then.
         """
         kept = {
             "state": self.state,
@@ -114,13 +114,13 @@ class Drive:
         arguments = self._arguments(node, visit)
         future = start_visit(self.execution, node, visit.text, arguments, lambda: self._place(visit))
         self.under_way[visit] = future
-        # What a person was shown is compared with what is there later: no reducer may have changed it in its place.
+        # The approved value is compared with the later one, so no reducer may have changed it in place.
         self._given[visit] = arguments[0] if isinstance(node.work, Approval) else self.state
         self._changes.begin(visit.text)
         future.add_done_callback(lambda _: self._note_finished(visit))
 
     async def _place(self, visit: Visit) -> None:
-        """Wait until one more may be at work: a person has allowed this one."""
+        """Wait for a place for a visit that a person has approved."""
         if not self._has_place(visit):
             place = self.execution.loop.create_future()
             self._for_a_place.append((visit, place))
@@ -135,7 +135,7 @@ class Drive:
         return len(others) + len(self._allowed) < most
 
     def _give_places(self, finished: Visit | None) -> None:
-        """A visit has finished: those that were allowed have its place before those that have not begun."""
+        """Give the place of a finished visit to approved visits before visits that have not begun."""
         if finished is not None:
             self._allowed.discard(finished)
         while self._for_a_place and self._has_place(self._for_a_place[0][0], finished):
@@ -155,9 +155,11 @@ class Drive:
         return tuple(self._own_copy(node, one) for one in given)
 
     def _own_copy(self, node: Node, value: Any) -> Any:
-        """What workflow code does to its arguments must not reach the state: only what it returns does."""
+        """Return a copy, because what workflow code does to its arguments must not reach the state: only its result
+        does.
+        """
         if node.kind in ("step", "graph"):
-            return value  # they get copies anyway
+            return value  # its step gets copies anyway
         return self._copied(value, node.name)
 
     def _copied(self, value: Any, whose: str) -> Any:
@@ -181,7 +183,7 @@ class Drive:
     async def _finish(self, visit: Visit) -> None:
         future = self.under_way.pop(visit)
         if not future.cancelled() and (error := future.exception()) is not None:
-            if id(error) in self.execution.failures:  # a step's or a child's: what is under way may finish
+            if id(error) in self.execution.failures:  # a step's or a child's: work in progress may finish
                 await self._let_others_finish()
             raise error
         self._take_changes(visit, future.result())
@@ -201,14 +203,16 @@ class Drive:
             changes = graph.shape.changes(node.name, given, returned)
         if isinstance(node.work, Approval) and not visit.item and node.work.about(given) != node.work.about(self.state):
             raise GraphStuck(
-                f"What {visit.text} asked a person about has changed since: the answer is not about what it is now. "
+                f"What {visit.text} asked a person about has changed since, so the answer is about an old value. "
                 "Put the approval where no other branch changes that."
             )
         self._changes.note(visit.text, changes, graph.shape.values(self.state), graph.shape.reduce)
         self.state = graph.shape.updated(self.state, changes, replaced)
 
     async def _let_others_finish(self) -> None:
-        """Let steps and children end. Workflow code and nodes that ask a person are not awaited: they may take long."""
+        """Wait for steps and children in progress. Workflow code and nodes that ask a person are not awaited: they
+        may take long.
+        """
         for visit, future in self.under_way.items():
             node = self.form.node(visit.node)
             if node.kind in ("code", "approval") or (asks_first(node.work) and visit not in self._allowed):
@@ -216,7 +220,7 @@ class Drive:
         await self._all_done()
 
     async def _stop_all(self) -> None:
-        """The run is cancelled: so is everything that is under way, and what cleans up there is waited for."""
+        """Cancel everything in progress because the run is cancelled, and wait for its clean-up."""
         for future in self.under_way.values():
             future.cancel()
         await self._all_done()
@@ -229,9 +233,9 @@ class Drive:
             if not future.cancelled():
                 future.exception()  # retrieved: the first failure is the run's
 
-    # -- the way on ---------------------------------------------------------------------------------------------------
+    # -- edges --------------------------------------------------------------------------------------------------------
     def _move(self, visit: Visit | None) -> None:
-        """Take the edges that hold, or those that the history has, and record what begins."""
+        """Take the edges whose conditions are true, or those that the history has, and record what begins."""
         after = visit.text if visit is not None else ""
         if (recorded := self._moves.get(after)) is not None:
             taken, lists, payload = self._recorded(recorded)
@@ -268,7 +272,7 @@ class Drive:
         return [visit for visit in queued if visit.text not in known]
 
     def _recorded(self, moved: ev.GraphMoved) -> tuple[list[Taken], list[list[Any]], bytes]:
-        """Return the edges that the history says were taken. What their conditions would say now does not matter."""
+        """Return the edges that were taken according to the history. Their conditions are not evaluated again."""
         taken = [Taken(one[0], one[1], int(one[2]) if len(one) > 2 else NO_FAN) for one in moved.took]
         payload = self.execution.payload(moved.items, moved.ref)
         return taken, self.execution.codec.decode(payload, self.graph.types) if payload else [], payload
@@ -278,7 +282,7 @@ class Drive:
         lists: list[list[Any]] = []
         leaving = self.form.definition.leaving[node]
         is_plain = all(edge.when is None and edge.over is None for edge in leaving)
-        # A run that goes on takes the recorded way and asks nothing: so what is asked must not change the state.
+        # A resumed run takes the recorded edges and evaluates no condition, so a condition must not change the state.
         state = self.state if is_plain else self._copied(self.state, f"the edges of {node}")
         self._decide(node, state, taken, lists, set())
         if leaving and not taken:
@@ -293,7 +297,9 @@ class Drive:
         return taken, self.execution.codec.decode(payload, self.graph.types), payload
 
     def _decide(self, node: str, state: Any, taken: list[Taken], lists: list[list[Any]], passed: set[str]) -> None:
-        """Find the edges of a node that hold. A fan-out over an empty list passes over its node, to what follows."""
+        """Find the edges of a node that are taken. A fan-out over an empty list skips its node and continues after
+        it.
+        """
         passed.add(node)
         for edge in self.form.definition.leaving[node]:
             if edge.when is not None and not edge.when(state):

@@ -1,4 +1,4 @@
-"""What differs between the definition that a run began with and the one that its code has now."""
+"""The differences between the definition that a run began with and that of its code now."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -9,7 +9,9 @@ Renames = Sequence[tuple[str, Mapping[str, str]]]
 
 
 class Changed:
-    """The differences, in words. A run is compared under its own names: `names` has the recorded one of each node."""
+    """The differences, in words. A run keeps the names that it began with: `names` has the recorded one of each
+    node.
+    """
 
     def __init__(self, now: ev.GraphStarted, recorded: ev.GraphStarted | None, renames: Renames) -> None:
         self.names: Final[dict[str, str]] = {}
@@ -60,7 +62,7 @@ class Changed:
 
 
 def _followed(node: str, known: Mapping[str, object], renames: Renames) -> str | None:
-    """Return what a node is called now, or None if it is gone."""
+    """Return the present name of a node, or None if it is gone."""
     for _, nodes in renames:
         if node not in known:
             node = nodes.get(node, node)
@@ -68,7 +70,7 @@ def _followed(node: str, known: Mapping[str, object], renames: Renames) -> str |
 
 
 def _differs(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return how the facts of a node differ. One that joins `all` branches, as most do, has no fact about it."""
+    """Return how the facts of a node differ. A node that joins `all` branches, the default, has no fact about that."""
     was, is_now = (f"{facts['kind']} {facts.get('effect', '')}".strip() for facts in (before, now))
     had, has = (facts.get("join", "all") for facts in (before, now))
     said = [f"was {was} and is {is_now}"] if was != is_now else []

@@ -1,4 +1,4 @@
-"""What the code of a graph asks for, beside the work of its nodes: that its definition and its moves are recorded."""
+"""The commands of a graph in addition to its nodes' work: they record its definition and its moves."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from everstep.model.digests import digest_of
 
 
 class StartGraph(Command):
-    """The graph begins, or goes on: what it is."""
+    """The graph begins or resumes, with this definition."""
 
     kind = "graph_started"
     __slots__ = ("call", "changed", "started")

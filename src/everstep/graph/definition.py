@@ -1,4 +1,4 @@
-"""What a graph is: its nodes, and the edges between them. Data, and what follows from it; nothing here runs."""
+"""The shape of a graph: its nodes, and the edges between them. Data, and what follows from it; nothing here runs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -15,7 +15,9 @@ JOINS: Final = ("all", "any")
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """A way from one node to another. It is taken if its condition holds, and once for each item if it has a list."""
+    """An edge from one node to another. It is taken if its condition is true, and once for each item if it has a
+    list.
+    """
 
     source: str
     target: str
@@ -29,17 +31,17 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class NodeRule(msgspec.Struct, frozen=True):
-    """What a schedule has to know about a node."""
+    """What a schedule needs to know about a node."""
 
     join: Join = "all"
     limit: int = 1000
-    """How many times it may be reached; all items of one fan-out count once."""
+    """How often it may be reached; all items of one fan-out count once."""
     asks: bool = False
     """Whether a person must approve it first. Until then it takes no place of `max_concurrency`."""
 
 
 class Definition:
-    """The shape of a graph: what a schedule follows."""
+    """The shape of a graph, as a schedule uses it."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Definition:
         return frozenset(found)
 
     def ahead(self, node: str, closed: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Return the nodes to which ways lead from here without going round a cycle, or through one that is closed."""
+        """Return the nodes that are reachable from here without going round a cycle, or through a closed node."""
         found = self._ahead.get((node, closed))
         if found is None:
             reached: set[str] = set()
@@ -115,11 +117,13 @@ class Definition:
 
     @cached_property
     def is_in_order(self) -> bool:
-        """Whether visits begin in the order in which they were reached. One that asks a person first passes others."""
+        """Whether visits begin in the order in which they were reached. A visit that asks a person first does not
+        delay others.
+        """
         return self.max_concurrency is None or not any(rule.asks for rule in self.nodes.values())
 
     def without_asking(self) -> "Definition":
-        """Return it as releases saw it in which an approval took a place."""
+        """Return the definition as older releases saw it, in which an approval took a place."""
         rules = {node: msgspec.structs.replace(rule, asks=False) for node, rule in self.nodes.items()}
         return Definition(rules, self.edges, name=self.name, max_concurrency=self.max_concurrency)
 

@@ -56,7 +56,7 @@ def _plain(text: str) -> str:
 
 # -- SVG --------------------------------------------------------------------------------------------------------------
 def svg(title: str, nodes: Sequence[NodeStory], edges: Sequence[EdgeStory]) -> str:
-    """Return a graph as a picture; with what happened in a run, if there is anything."""
+    """Return a graph as an SVG, with the events of a run if there are any."""
     widths = {node.name: max(84.0, 8.2 * max(len(node.name), 0.8 * len(_below(node))) + 28) for node in nodes}
     widths[START] = 16.0
     pairs = [(edge.source, edge.target) for edge in edges]
@@ -81,7 +81,7 @@ def svg(title: str, nodes: Sequence[NodeStory], edges: Sequence[EdgeStory]) -> s
 
 
 def _below(node: NodeStory) -> str:
-    """Return what stands below a node's name."""
+    """Return the text below a node's name."""
     words = [node.effect or {"code": "code", "graph": "graph", "approval": "asks a person"}.get(node.kind, "")]
     if node.join:
         words.append(f"join {node.join}")
@@ -136,7 +136,7 @@ def _edge(layout: Layout, pair: tuple[str, str], told: EdgeStory | None, nodes: 
 
 
 def _downwards(points: Sequence[tuple[float, float]], start_gap: float, end_gap: float) -> str:
-    """Return a smooth way from layer to layer."""
+    """Return a smooth path from layer to layer."""
     (x, y), rest = points[0], points[1:]
     y += start_gap
     path = f"M{x:.1f},{y:.1f}"
@@ -151,7 +151,7 @@ def _downwards(points: Sequence[tuple[float, float]], start_gap: float, end_gap:
 def _round_the_side(
     layout: Layout, pair: tuple[str, str], points: Sequence[tuple[float, float]]
 ) -> tuple[str, tuple[float, float]]:
-    """Return the way of an edge that goes round a cycle: out at the side, up, and in again."""
+    """Return the path of an edge that goes round a cycle: out at the side, up, and in again."""
     one, two = layout.places[pair[0]], layout.places[pair[1]]
     side, out, into = points[1][0], one.x + one.width / 2, two.x + two.width / 2
     down = 8 if pair[0] == pair[1] else 0

@@ -1,4 +1,4 @@
-"""A graph as one run sees it: under the names that the run began with."""
+"""A graph as one run sees it, under the names that the run began with."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -12,7 +12,7 @@ from everstep.model import events as ev
 
 
 class Form:
-    """The definition that a run's schedule follows, and the nodes that do its work."""
+    """The definition that a run's schedule follows, and its nodes."""
 
     def __init__(
         self,

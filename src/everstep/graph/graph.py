@@ -64,7 +64,7 @@ class Graph(Workflow, Generic[S]):
     start: str = START
     """Where the graph begins, for `graph.edge(graph.start, "node")`. By default: at the nodes that no edge leads to."""
     end: str = END
-    """Where a way ends, for `graph.edge("node", graph.end, when=…)`. A node without edges is an end by itself."""
+    """Where a path ends, for `graph.edge("node", graph.end, when=…)`. A node without edges is an end by itself."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Graph(Workflow, Generic[S]):
         if reduce is not None:
             _check_reducers(reduce)
         self.passes_values = False
-        """Whether nodes hand on what they return, instead of changing a state: in a pipeline."""
+        """Whether nodes pass on what they return, instead of changing a state: in a pipeline."""
         self.shape = Shape(state, reduce or {})
         self.nodes: dict[str, Node] = {}
         self.edges: list[Edge] = []
@@ -142,7 +142,7 @@ class Graph(Workflow, Generic[S]):
         work under its contract. A function is workflow code: it may call steps, `everstep.sleep` and so on, and must
         not touch the outside itself. A graph is a child run that begins with the fields that both states have.
 
-        name: of the node (default: the function's). Its steps and visits stand under it in the history.
+        name: of the node (default: the function's). Its steps and visits have this name in the history.
         effect: makes a function a step with this contract.
         join: when it begins, if several edges lead to it: when `all` branches that were taken have come (default), or
             with `any`, the first.
@@ -176,7 +176,7 @@ class Graph(Workflow, Generic[S]):
         if name is None:
             name = name_of(work)
             if (before := declared_name(work).rpartition(".")[2]) != name and isinstance(work, Step):
-                self.renames.append((f"{before} is the step {name}", {before: name}))  # what older releases called it
+                self.renames.append((f"{before} is the step {name}", {before: name}))  # its name in older releases
         name = checked_name(name, "node")
         kind: NodeKind = "graph" if isinstance(work, Workflow) else "code"
         if isinstance(work, Step) or effect is not None:
@@ -184,7 +184,7 @@ class Graph(Workflow, Generic[S]):
         elif retry is not None and retry.then == "hold":
             raise Misuse(f'Retry(then="hold") is for steps, and the node {name} is none.')
         if budget is not None and self.budget is None:
-            self.budget = Budget()  # without limits of its own: what its nodes use is counted from the start
+            self.budget = Budget()  # without limits, so that the nodes' use is counted from the start
         self._add(
             Node(
                 name=name,
@@ -324,7 +324,7 @@ class Graph(Workflow, Generic[S]):
 
     @property
     def signature(self) -> Signature:
-        """What its workflow takes and returns: the state, with the classes that its nodes know."""
+        """The arguments and result of its workflow: the state, with the classes that its nodes know."""
         if not self._is_sealed:
             self._seal()
         return self._signature
@@ -334,7 +334,7 @@ class Graph(Workflow, Generic[S]):
         self._signature = signature
 
     def _seal(self) -> None:
-        """The first run begins: from now on the graph is what it is."""
+        """Freeze the graph when its first run begins."""
         self._refuse_itself([self])
         self._is_sealed = True
         try:
@@ -354,14 +354,14 @@ class Graph(Workflow, Generic[S]):
             raise
 
     def _refuse_itself(self, path: "list[Graph[Any]]") -> None:
-        """Refuse a graph that is a node of itself, or of one that is within it: its run would begin others for ever."""
+        """Refuse a graph that is a node of itself, or of a graph within it: its run would start others without end."""
         for inner in [node.work for node in path[-1].nodes.values() if isinstance(node.work, Graph)]:
             if any(inner is one for one in path):
                 begin = next(at for at, one in enumerate(path) if one is inner)
                 names = " > ".join(one.name for one in [*path[begin:], inner])
                 raise Misuse(
                     f"The graph {inner.name} is nested in itself ({names}). Call it in a node's function, where the "
-                    f"code decides whether to go on: `await {inner.name}(state)`."
+                    f"code decides whether to continue: `await {inner.name}(state)`."
                 )
             self._refuse_itself([*path, inner])
 
@@ -371,7 +371,7 @@ class Graph(Workflow, Generic[S]):
 
     @cached_property
     def types(self) -> Types:
-        """The classes that its state, and what its nodes are given and return, may hold."""
+        """The classes that its state, and its nodes' arguments and results, may hold."""
         types = self._signature.arguments | self._signature.result
         for node in self.nodes.values():
             types = types | node.types()
@@ -391,7 +391,7 @@ class Graph(Workflow, Generic[S]):
         return Form(self.name, self.nodes, self.definition, self.source, recorded, self.renames)
 
     def pass_values(self) -> None:
-        """Let nodes hand on what they return, as in a pipeline: a run then begins with any value, or with none."""
+        """Make nodes pass on what they return, as in a pipeline: a run then begins with any value, or with none."""
         self.passes_values = True
         self.function.__defaults__ = (None,)
         self.function.__annotations__ = {"state": Any, "return": Any}
@@ -399,7 +399,7 @@ class Graph(Workflow, Generic[S]):
 
     # -- states -------------------------------------------------------------------------------------------------------
     def nested(self, node: Node) -> Nested | None:
-        """Return how a node that is a graph shares the state; None if it is none, or values are handed on."""
+        """Return how a node that is a graph shares the state; None for other nodes, or if values are passed on."""
         inner = node.work
         if node.kind != "graph" or not isinstance(inner, Graph) or inner.passes_values or self.passes_values:
             return None
@@ -419,7 +419,7 @@ def _over(over: str | Callable[[Any], Iterable[Any]]) -> Callable[[Any], Iterabl
 
 
 def name_of(work: Any) -> str:
-    """Return what a node is called if the graph does not say it: as its step is, if that was given a name."""
+    """Return the default name of a node: that of its step, if that has a name, else of its function."""
     if isinstance(work, Step) and work.name != declared_name(work):
         return work.name
     name = work.name if isinstance(work, Workflow) else declared_name(work)
@@ -427,7 +427,7 @@ def name_of(work: Any) -> str:
 
 
 def _callers_frame() -> FrameType:
-    """Return where a person called what led here."""
+    """Return the frame of the user's code that called this module."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("everstep.graph."):
         frame = frame.f_back
@@ -435,9 +435,9 @@ def _callers_frame() -> FrameType:
 
 
 def _workflow_function(graph: "Graph[Any]", name: str, state: Any, frame: FrameType) -> FunctionType:
-    """Return the function of a graph's workflow, as if it stood where the graph is declared.
+    """Return the function of a graph's workflow, as if it were defined where the graph is declared.
 
-    So two files that declare graphs of one name are noticed, and reports name a line that a person can find.
+    So two files that declare graphs of one name are detected, and reports name a line that a person can find.
     """
 
     async def body(state: Any) -> Any:
@@ -457,7 +457,7 @@ NODE_OPTIONS: Final = frozenset({"name", "effect", "join", "limit", "retry", "ti
 
 
 def _check_node_options(work: Any, *, limit: Any, retry: Any, timeout: Any, budget: Any) -> None:
-    """Refuse options of a node that are not what they should be."""
+    """Refuse invalid options of a node."""
     refuse_generator("The node", work)
     if limit is not None:
         checked_whole("limit", limit, least=1)

@@ -1,7 +1,7 @@
-"""Where the nodes of a graph stand in a picture: in layers from the start to the end, with few crossings.
+"""Where the nodes of a graph are in a picture: in layers from the start to the end, with few crossings.
 
 An edge leads from a layer to a later one. One that passes layers in between has a place in each of them, so that it
-runs beside the nodes there; one that goes round a cycle is drawn back along the side.
+runs past the nodes there; one that goes round a cycle is drawn back along the side.
 """
 
 from collections import defaultdict
@@ -18,11 +18,11 @@ HEIGHT = 38.0
 MARGIN = 24.0
 ASIDE = 22.0
 LABEL = 34.0
-"""The room of a label beside an edge that leads back."""
+"""The width of a label next to an edge that leads back."""
 
 
 class Place(msgspec.Struct):
-    """Where a node stands: the middle of its box."""
+    """The position of a node: the middle of its box."""
 
     x: float
     y: float
@@ -30,17 +30,17 @@ class Place(msgspec.Struct):
 
 
 class Layout(msgspec.Struct):
-    """A picture without its ink."""
+    """The positions of a picture's parts."""
 
     places: dict[str, Place]
     ways: dict[tuple[str, str], list[tuple[float, float]]]
-    """The points that an edge runs through."""
+    """The points of an edge."""
     width: float
     height: float
 
 
 def laid_out(widths: Mapping[str, float], edges: Sequence[tuple[str, str]], first: str) -> Layout:
-    """Return where nodes of these widths stand. Every node is reached from `first`."""
+    """Return the positions of nodes of these widths. Every node is reached from `first`."""
     return _Laying(widths, edges, first).layout()
 
 
@@ -57,7 +57,7 @@ class _Laying:
         self.layers = self._ordered()
 
     def _depths(self, first: str) -> dict[str, int]:
-        """Return the layer of each node: one below the lowest that leads to it."""
+        """Return the layer of each node: one below the lowest node that leads to it."""
         depth = dict.fromkeys(self.widths, 0)
         for _ in self.widths:
             for source, target in self.forward:
@@ -116,7 +116,7 @@ class _Laying:
     def _side_for(
         self, source: str, target: str, every: Mapping[str, Place], ways: Mapping[tuple[str, str], Any]
     ) -> float:
-        """Return how far to the right an edge leads back: past what stands there, and past others that do."""
+        """Return how far to the right an edge leads back: past the nodes there, and past other such edges."""
         first, last = self.depth[target], self.depth[source]
         beside = [name for name, layer in self.depth.items() if first <= layer <= last]
         side = max(every[name].x + every[name].width / 2 for name in beside) + ASIDE

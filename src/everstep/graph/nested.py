@@ -1,4 +1,4 @@
-"""A graph as a node of another: what it begins with, and what it changes there."""
+"""A graph as a node of another: its first state, and its changes in the outer one."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,12 +9,12 @@ from everstep.errors import GraphStuck, Misuse
 from everstep.graph.nodes import Node
 from everstep.graph.state import Shape
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a graph is run by this, and has graphs as its nodes
     from everstep.graph.graph import Graph
 
 
 class Nested:
-    """Two graphs, one inside the other. What both states have by name is what they share."""
+    """Two graphs, one inside the other. They share the fields that both states have by name."""
 
     def __init__(self, outer: "Graph[Any]", inner: "Graph[Any]", node: Node) -> None:
         self._outer: Shape = outer.shape
@@ -27,7 +27,7 @@ class Nested:
         return self._inner.cls is self._outer.cls
 
     def state(self, state: Any) -> Any:
-        """Return what the inner graph begins with."""
+        """Return the state with which the inner graph begins."""
         if self._is_same:
             return state
         given = self._shared(self._outer.values(state))
@@ -49,11 +49,12 @@ class Nested:
         return {name: values[name] for name in self._inner.shared_with(self._outer) if name in values}
 
     def changes(self, given: Any, returned: Any, now: Any, *, is_item: bool) -> tuple[dict[str, Any], frozenset[str]]:
-        """Return what the inner graph changes in the outer one, and which of that takes the place of what is there.
+        """Return the inner graph's changes of the outer state, and which of them replace its values.
 
-        given: what it began with. It is the outer state, and so fields with reducers are what they were and more; or an
-        item of its own, and then what they are is to be added.
-        now: the outer state now. Others may have changed it meanwhile.
+        given: the state with which it began. If it is the outer state, fields with reducers have the old value and
+        more; if it is an item, they have only what is to be added.
+
+        now: the outer state now. Other nodes may have changed it meanwhile.
         """
         before, there = self._inner.values(given), self._outer.values(now)
         after = self._shared(self._inner.values(returned))
@@ -68,14 +69,14 @@ class Nested:
             changes[name] = _added(before.get(name), changes[name])
             if changes[name] is UNSET:
                 raise GraphStuck(
-                    f"The graph {self._node} changed {name!r} while another node did, and what it added is not to be "
-                    "seen from its value. Let the graph put that into a field of its own."
+                    f"The graph {self._node} changed {name!r} while another node did, and its value does not show what "
+                    "it added. Let the graph put that into a separate field."
                 )
         return changes, frozenset(replaced)
 
 
 def _added(before: Any, after: Any) -> Any:
-    """Return what was added to a list, a set or a dict, or UNSET if it is not just that."""
+    """Return what was added to a list, a set or a dict, or UNSET if anything else was changed."""
     if isinstance(before, list) and isinstance(after, list) and after[: len(before)] == before:
         return after[len(before) :]
     if isinstance(before, set | frozenset) and isinstance(after, set | frozenset) and before <= after:

@@ -1,4 +1,4 @@
-"""The nodes of a graph: what they do, with which contract, and how they are called."""
+"""The nodes of a graph: their work, their contracts, and how they are called."""
 
 import asyncio
 import functools
@@ -23,7 +23,7 @@ from everstep.model.retry import Retry
 
 NodeKind = Literal["step", "code", "graph", "approval"]
 Place = Callable[[], Awaitable[None]]
-"""Waits until there is a place for one more node at work."""
+"""Waits until one more node may run."""
 
 
 class Approval(msgspec.Struct, kw_only=True):
@@ -37,7 +37,7 @@ class Approval(msgspec.Struct, kw_only=True):
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """A node: its work, and what holds for each visit."""
+    """A node: its work, and the options of each visit."""
 
     name: str
     kind: NodeKind
@@ -53,7 +53,7 @@ class Node(msgspec.Struct, kw_only=True):
     """Whether it is visited for the items of a list."""
 
     def facts(self) -> dict[str, str]:
-        """Return what a run compares when it goes on."""
+        """Return what a resumed run compares."""
         facts: dict[str, str] = {"kind": self.kind}
         if self.kind == "step":
             facts["effect"] = self.work.effect
@@ -62,7 +62,7 @@ class Node(msgspec.Struct, kw_only=True):
         return facts
 
     def types(self) -> "Types":
-        """Return the classes that it may be given and may return."""
+        """Return the classes of its arguments and results."""
         if isinstance(self.work, Approval):
             return types_of(self.work.answer)
         signature = self.work.signature if isinstance(self.work, (Step, Workflow)) else Signature(self.work)
@@ -70,9 +70,9 @@ class Node(msgspec.Struct, kw_only=True):
 
 
 def step_node(work: Any, name: str, effect: Any, retry: Retry | None, timeout: float | None) -> Step:
-    """Return the step that a node is, under the node's name.
+    """Return the step of a node, under the node's name.
 
-    Its start is durable before its body begins, also that of a `read`: so is the move that led to it.
+    Its start is durable before its body begins, also for a `read`: so is the move that led to it.
     """
     if isinstance(work, Step):
         if effect is not None and effect != work.effect:
@@ -88,12 +88,12 @@ def step_node(work: Any, name: str, effect: Any, retry: Retry | None, timeout: f
 
 
 def asks_first(work: Any) -> bool:
-    """Tell whether a person must approve a node's work before it is done: it is a tool with `approval=`."""
+    """Return True if a person must approve a node's work before it is done: it is a tool with `approval=`."""
     return isinstance(work, Step) and bool(getattr(work, "approval", False))
 
 
 def widen(step: Step, types: "Types") -> None:
-    """Let a node's step take and return whatever the graph knows, also where its function is not annotated."""
+    """Let a node's step take and return every class that the graph knows, also where its function is not annotated."""
     known = step.signature
     step.signature = known.with_types(known.arguments | types, known.result | types)
 
@@ -114,8 +114,8 @@ def arguments_taken(name: str, work: Any, *, has_item: bool) -> int:
 def start_visit(
     execution: Execution, node: Node, text: str, args: tuple[Any, ...], place: Place
 ) -> "asyncio.Future[Any]":
-    """Begin a visit, and return the future of what it returns. One that was allowed waits for a `place` first."""
-    if asks_first(node.work) and execution.patched(f"graph.{text}-asks-first"):  # in older releases it did not
+    """Begin a visit, and return the future of its result. A visit that needs approval waits for a `place` after it."""
+    if asks_first(node.work) and execution.patched(f"graph.{text}-asks-first"):  # in older releases it did not ask
         return execution.loop.create_task(_guarded(execution, node, args, place), name=text)
     if node.kind == "step" and node.budget is None:
         return execution.issue_step(node.work, args, {}, node.source)
@@ -127,7 +127,7 @@ def start_visit(
 
 
 async def _guarded(execution: Execution, node: Node, args: tuple[Any, ...], place: Place | None = None) -> Any:
-    """Do a node's work within its budget, its time and its attempts, after a person has allowed it if one must."""
+    """Do a node's work within its budget, its timeout and its attempts, after a person has approved it if one must."""
     if place is not None:
         await node.work.ask_person(execution, args, {}, node.source)
         await place()
@@ -139,7 +139,7 @@ async def _guarded(execution: Execution, node: Node, args: tuple[Any, ...], plac
 
 
 async def _tried(execution: Execution, node: Node, args: tuple[Any, ...]) -> Any:
-    """Work that is workflow code is tried again here, after durable waits; a step looks after that itself."""
+    """Retry workflow code, after durable waits; a step retries itself."""
     if node.kind == "step":
         return await execution.issue_step(node.work, args, {}, node.source)
     failures = 0
@@ -156,7 +156,7 @@ async def _tried(execution: Execution, node: Node, args: tuple[Any, ...]) -> Any
 
 
 async def _approved(execution: Execution, node: Node, state: Any) -> dict[str, Any]:
-    """Wait for a person's answer about just this part of the state."""
+    """Wait for a person's answer about exactly this part of the state."""
     work: Approval = node.work
     try:
         about = work.about(state)
@@ -169,7 +169,7 @@ async def _approved(execution: Execution, node: Node, state: Any) -> dict[str, A
 
 
 def work_of(execution: Execution, node: Node, args: tuple[Any, ...]) -> Awaitable[Any]:
-    """Return the work of a node that is workflow code, or a graph, to be awaited."""
+    """Return an awaitable for the work of a node that is workflow code or a graph."""
     if node.kind == "graph":
         return execution.issue_child(node.work, args, {}, None, node.source)
     if inspect.iscoroutinefunction(node.work):
@@ -179,6 +179,6 @@ def work_of(execution: Execution, node: Node, args: tuple[Any, ...]) -> Awaitabl
 
 
 async def _unwrapped(work: Awaitable[Any]) -> Any:
-    """A plain function may return something to await: a partial, or an object with an `async` call."""
+    """Await the result of a plain function, which may be awaitable: a partial, or an object with an `async` call."""
     value = await work
     return await value if inspect.isawaitable(value) else value

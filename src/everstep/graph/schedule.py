@@ -1,10 +1,10 @@
 """The schedule of a graph: one pure function of what has happened so far, live and on a resume alike.
 
-`advance` takes how far a graph is, a visit that has finished and the edges that were taken after it, and returns how
-far the graph is then, and which visits begin. It knows nothing of time, of states, or of how a node does its work.
+`advance` takes a graph's progress, a visit that has finished and the edges that were taken after it, and returns the
+new progress, and which visits begin. It knows nothing of time, of states, or of how a node does its work.
 
-A node with `join="all"` begins when it has been reached and nothing that is under way can still lead to it (a way round
-a cycle does not count). So it waits for the branches that were taken, and not for those that were not. A node with
+A node with `join="all"` begins when it has been reached and nothing in progress can still lead to it (a path round a
+cycle does not count). So it waits for the branches that were taken, and not for those that were not. A node with
 `join="any"` begins when the first branch reaches it; the others of the same round do not begin it again. What comes
 from that visit itself, round a cycle, is a new round.
 """
@@ -36,12 +36,12 @@ class Visit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """The visit as it stands in a history: `check`, then `check#2`."""
+        """The visit's name in a history: `check`, then `check#2`."""
         return self.node if self.number == 1 else f"{self.node}#{self.number}"
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """An edge that was taken, and for a fan-out over a list how many items that had."""
+    """An edge that was taken, and for a fan-out over a list the number of its items."""
 
     source: str
     target: str
@@ -49,14 +49,14 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a graph is. Nothing else is needed to go on with it."""
+    """The progress of a graph. A resume needs nothing else."""
 
     visits: dict[str, int] = {}
-    """How many visits each node has had, with those that are queued."""
+    """How many visits each node has had, including queued ones."""
     rounds: dict[str, int] = {}
     """How often each node was reached; all items of a fan-out are one round."""
     running: dict[str, Visit] = {}
-    """The visits that are under way, by their texts."""
+    """The visits in progress, by their texts."""
     queued: tuple[Visit, ...] = ()
     waiting: dict[str, dict[str, int]] = {}
     """Nodes that were reached and wait for other branches, with the visits that those have passed."""
@@ -72,9 +72,9 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
 def advance(
     definition: Definition, progress: Progress, finished: Visit | None, taken: Iterable[Taken], allowed: int = 0
 ) -> tuple[Progress, list[Visit]]:
-    """Return how far the graph is when a visit has finished and these edges were taken, and the visits that begin.
+    """Return the progress after a visit has finished and these edges were taken, and the visits that begin.
 
-    allowed: how many of those that asked a person first were allowed, and are at work.
+    allowed: the number of approved visits that are running.
     """
     return _Advance(definition, progress, allowed).go(finished, taken)
 
@@ -116,7 +116,7 @@ class _Advance:
                 self.items += 1
                 self.queued.append(self._next_visit(node, passed, self.items))
         elif self.definition.nodes[node].join == "any":
-            if passed.get(node, 0) >= self.visits.get(node, 0):  # else another branch of this round was quicker
+            if passed.get(node, 0) >= self.visits.get(node, 0):  # otherwise another branch of this round came first
                 self._count_round(node)
                 self.queued.append(self._next_visit(node, passed))
         else:
@@ -124,14 +124,14 @@ class _Advance:
             self.waiting[node] = before | {one: max(number, before.get(one, 0)) for one, number in passed.items()}
 
     def _let_joins_go(self) -> None:
-        """Whatever waits for other branches begins, unless something that is not finished can still lead to it."""
+        """Begin nodes that wait for other branches, unless something unfinished can still lead to them."""
         for node in [node for node in self.definition.nodes if node in self.waiting]:
             if not any(node in self.definition.ahead(*way) for way in self._unfinished(node)):
                 self._count_round(node)
                 self.queued.append(self._next_visit(node, self.waiting.pop(node)))
 
     def _unfinished(self, node: str) -> Iterator[tuple[str, frozenset[str]]]:
-        """Give where everything else is that is not finished."""
+        """Give the positions of all other unfinished visits."""
         for visit in self.running.values():
             yield self._way_of(visit.node, visit.passed)
         for visit in self.queued:
@@ -141,7 +141,9 @@ class _Advance:
                 yield self._way_of(other, passed)
 
     def _way_of(self, node: str, passed: dict[str, int]) -> tuple[str, frozenset[str]]:
-        """Return where something that is not finished is, and past which nodes it does not lead: they have begun."""
+        """Return the position of something unfinished, and the nodes through which it does not lead because they
+        have begun.
+        """
         if not self.definition.firsts:
             return node, _NOWHERE
         late = [one for one in self.definition.firsts if passed.get(one, 0) < self.visits.get(one, 0) and one != node]

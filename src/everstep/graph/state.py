@@ -1,4 +1,4 @@
-"""The state of a graph: its fields, what a node changes in it, and how that is put together."""
+"""The state of a graph: its fields, what a node changes in it, and how changes are merged."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,21 +12,21 @@ Reducer = Callable[[Any, Any], Any]
 
 
 class Shape:
-    """How states of one class are taken apart and put together."""
+    """How states of one class are split into fields and rebuilt."""
 
     def __init__(self, cls: Any, reduce: Mapping[str, Reducer]) -> None:
         self.cls = cls
         self.reduce = dict(reduce)
         self.is_dict = cls is dict or is_typeddict(cls)
         self.fields = _fields_of(cls)
-        """The names of the fields; None if any will do."""
+        """The names of the fields; None if any name is allowed."""
         for name in self.reduce:
             if self.fields is not None and name not in self.fields:
                 raise Misuse(f"reduce= names {name!r}, which is no field of {self.name}.")
 
     @property
     def name(self) -> str:
-        """What the class is called."""
+        """The name of the class."""
         return getattr(self.cls, "__qualname__", str(self.cls))
 
     def values(self, state: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Shape:
         return {name: getattr(state, name) for name in self.fields if hasattr(state, name)}
 
     def check(self, state: Any, graph: str) -> None:
-        """Refuse what is no state of this graph."""
+        """Refuse a value that is not a state of this graph."""
         if not isinstance(state, dict if self.is_dict else self.cls):
             raise Misuse(f"The graph {graph} begins with a {self.name}, not with a {type(state).__qualname__}.")
 
@@ -70,15 +70,15 @@ class Shape:
         return dict(returned)
 
     def updated(self, state: Any, changes: Mapping[str, Any], replaced: Collection[str] = ()) -> Any:
-        """Return the state with these changes: reduced where there is a reducer, replaced where there is none.
+        """Return the state with these changes: reduced where there is a reducer, replaced elsewhere.
 
-        replaced: fields that have a reducer and are to be replaced all the same.
+        replaced: fields that are replaced although they have a reducer.
         """
         if not changes:
             return state
         before = self.values(state)
         new = {
-            # A reducer may add in place; nodes that are under way still have the state that they began with.
+            # A reducer may add in place, but nodes in progress still have the state that they began with.
             name: self.reduce[name](copy.copy(before[name]), value)
             if name in self.reduce and name in before and name not in replaced
             else value
@@ -106,9 +106,10 @@ class Shape:
 
 
 class Changes:
-    """Who changed which field when, so that two nodes that ran at the same time do not silently overwrite each other.
+    """Which visit changed which field when, so that two nodes that ran at the same time do not silently overwrite each
+    other.
 
-    Nothing of it outlives a rest: then nothing is under way, and nothing can be overwritten.
+    It is cleared whenever nothing is in progress, because then nothing can be overwritten.
     """
 
     def __init__(self) -> None:
@@ -117,11 +118,11 @@ class Changes:
         self._last: dict[str, tuple[int, str]] = {}
 
     def begin(self, visit: str) -> None:
-        """A visit begins, with the state as it is now."""
+        """Record that a visit begins, with the state as it is now."""
         self._begun[visit] = self._now
 
     def note(self, visit: str, changes: Mapping[str, Any], state: Mapping[str, Any], reduced: Iterable[str]) -> None:
-        """A visit has changed these fields."""
+        """Record that a visit has changed these fields."""
         begun = self._begun.pop(visit, self._now)
         self._now += 1
         for name, value in changes.items():

@@ -1,4 +1,4 @@
-"""What happened in a run of a graph, told by the events of its history."""
+"""What happened in a run of a graph, from the events of its history."""
 
 from collections import Counter
 from typing import Any, Literal
@@ -11,7 +11,7 @@ NodeState = Literal["", "done", "running", "queued", "joins", "failed"]
 
 
 class NodeStory(msgspec.Struct):
-    """What happened at one node."""
+    """The events at one node."""
 
     name: str
     kind: str = ""
@@ -24,11 +24,11 @@ class NodeStory(msgspec.Struct):
     """How many attempts have failed, in all visits."""
     state: NodeState = ""
     where: list[str] = []
-    """The visits that are under way, or were when the run ended."""
+    """The visits in progress, or those that were in progress when the run ended."""
 
 
 class EdgeStory(msgspec.Struct):
-    """What happened along one edge."""
+    """The events along one edge."""
 
     source: str
     target: str
@@ -37,7 +37,7 @@ class EdgeStory(msgspec.Struct):
 
 
 class Story:
-    """What the events so far say of a graph."""
+    """The events of a graph so far."""
 
     def __init__(self, started: ev.GraphStarted) -> None:
         self.name = started.graph
@@ -47,7 +47,7 @@ class Story:
         self._failed: dict[int, str] = {}
 
     def take(self, seq: int, kind: str, step: str, body: Any) -> None:
-        """Take the next event."""
+        """Apply the next event."""
         if kind == "graph_moved":
             self._moves.append((seq, body))
         elif kind in ("attempt_failed", "step_failed"):

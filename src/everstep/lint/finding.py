@@ -18,13 +18,13 @@ class Finding:
     what: str
     remedy: str
     source: str = ""
-    """The line as it stands in the file."""
+    """The line's text in the file."""
     function: str = ""
-    """The function in which it stands."""
+    """The function that contains it."""
     via: tuple[str, ...] = ()
-    """How the code gets there, from the workflow or step on, if it is not that one's own body."""
+    """The calls that lead to it from the workflow or step, if it is not in that one's own body."""
     lines: tuple[int, int] = (0, 0)
-    """The first and the last line on which `# everstep: ok` may stand."""
+    """The first and the last line where `# everstep: ok` silences it."""
 
     def __str__(self) -> str:
         what = f"T{self.what[1:]}" if self.what.startswith("the ") else self.what
@@ -38,7 +38,7 @@ class Finding:
 
 
 def span(node: ast.AST) -> tuple[int, int]:
-    """Return the lines of a node; of a statement with a body of its own, those before the body."""
+    """Return the lines of a node; for a compound statement, those before its body."""
     first = getattr(node, "lineno", 1)
     last = getattr(node, "end_lineno", None) or first
     body = getattr(node, "body", None)

@@ -9,7 +9,7 @@ _GRAPH = "everstep.Graph"
 
 
 def node_functions(nodes: Iterable[ast.AST], scope: Scope) -> list[ast.AST]:
-    """Return the functions that are made nodes here: by `graph.node(function)`, or by `@graph.node`."""
+    """Return the functions that become nodes here: by `graph.node(function)`, or by `@graph.node`."""
     found: list[ast.AST] = []
     for one in nodes:
         if isinstance(one, FunctionNode):
@@ -23,7 +23,7 @@ def node_functions(nodes: Iterable[ast.AST], scope: Scope) -> list[ast.AST]:
 
 
 def _is_node(node: ast.AST, scope: Scope) -> bool:
-    """Tell whether this is the `node` of a graph, or a call of it that declares no contract."""
+    """Return True if this is the `node` of a graph, or a call of it that declares no contract."""
     match node:
         case ast.Call(func=function, keywords=keywords):
             return _is_node(function, scope) and not any(one.arg == "effect" for one in keywords)

@@ -1,4 +1,4 @@
-"""Reading files and asking the rules."""
+"""Reading files and calling the rules."""
 
 import ast
 import os
@@ -25,7 +25,7 @@ OF_WORKFLOWS: Final[tuple[Callable[[Module, Reached], Found], ...]] = (
     judge_globals,
     judge_handlers,
 )
-"""Rules about code that is replayed, asked for each workflow and each of its helpers."""
+"""Rules about code that is replayed, called for each workflow and each of its helpers."""
 OF_STEPS: Final[tuple[Callable[[Module, Sequence[Reached]], Found], ...]] = (
     judge_nested,
     judge_key,
@@ -42,7 +42,7 @@ NOT_LOOKED_INTO: Final = frozenset({"__pycache__", "node_modules", "site-package
 
 
 class Linted(NamedTuple):
-    """What was looked at, and what was found. `using` of the files use Everstep; there is nothing to find in others."""
+    """How many files were read, and what was found. `using` of the files use Everstep; the others have no findings."""
 
     files: int
     findings: list[Finding]
@@ -50,7 +50,7 @@ class Linted(NamedTuple):
 
 
 def lint_paths(paths: Sequence[str]) -> Linted:
-    """Look at files, and at all Python files below folders."""
+    """Lint files, and all Python files below folders."""
     files = sorted({file for path in paths for file in _files(path)})
     if not files:
         raise Misuse(f"There is no Python file in {', '.join(paths)}.")
@@ -67,7 +67,7 @@ def lint_paths(paths: Sequence[str]) -> Linted:
 
 
 def _unread(file: str, text: str) -> list[Finding]:
-    """A file that was named, and may be no Python at all: whoever named it does not want to hear that all is well."""
+    """Report a named file that is not Python, because its user must not be told that all is well."""
     if SPOKEN_OF in text:
         return []
     try:
@@ -78,13 +78,13 @@ def _unread(file: str, text: str) -> list[Finding]:
 
 
 def lint_file(file: str, *, heed_silence: bool = True) -> list[Finding]:
-    """Look at a file. Without heed of `# everstep: ok`, also what a person has silenced is found."""
+    """Lint a file. With `heed_silence=False`, also report findings that `# everstep: ok` silences."""
     text = _text_of(file)
     return [text] if isinstance(text, Finding) else lint_text(file, text, heed_silence=heed_silence)
 
 
 def _text_of(file: str) -> str | Finding:
-    """Return the text of a file, or that it is not Python."""
+    """Return the text of a file, or a finding that it is not Python."""
     import tokenize
 
     try:
@@ -97,7 +97,7 @@ def _text_of(file: str) -> str | Finding:
 
 
 def lint_text(file: str, text: str, *, heed_silence: bool = True) -> list[Finding]:
-    """Look at the text of a file. A file that does not speak of Everstep has nothing to look at."""
+    """Lint the text of a file. A file that does not mention Everstep has no findings."""
     if SPOKEN_OF not in text:
         return []
     try:

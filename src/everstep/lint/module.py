@@ -1,4 +1,4 @@
-"""A file as the rules see it: its functions, which of them are workflows and steps, and the lines that are silenced."""
+"""A file as the rules see it: its functions, which of them are workflows and steps, and the silenced lines."""
 
 import ast
 import io
@@ -109,7 +109,7 @@ class Module:
                     )
 
     def called(self, node: ast.expr, within: Function) -> Function | None:
-        """Return the function of this file that an expression stands for, if it stands for one."""
+        """Return the function of this file that an expression names, if it names one."""
         match node:
             case ast.Name(id=name):
                 _, bindings = within.scope.find(name)
@@ -130,7 +130,7 @@ class Module:
         return next((self._class_of(one) for one in self.functions.values() if one.name == outer), "")
 
     def module_bindings(self, name: str, within: Function) -> list[Binding]:
-        """Return how a name of the module is bound, if it is that which a function means by it."""
+        """Return how a module-level name is bound, if a function that uses the name means that binding."""
         where, bindings = within.scope.find(name)
         return bindings if where is self.scope else []
 

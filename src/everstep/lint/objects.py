@@ -1,4 +1,4 @@
-"""Objects that a module keeps: variables whose class is one of the same file, and what a method leaves in them."""
+"""Module-level objects: variables whose class is in the same file, and what a method changes in them."""
 
 import ast
 from typing import Final
@@ -14,7 +14,7 @@ CHANGES: Final = frozenset(
 
 
 def class_of(module: Module, name: str) -> ast.ClassDef | None:
-    """Return the class of this file that a variable of the module has, or that it is."""
+    """Return the class of this file whose instance a module's variable is, or the class that it names."""
     match module.scope.names.get(name, []):
         case [one] if one.kind == "class":
             return one.node if isinstance(one.node, ast.ClassDef) else None
@@ -25,7 +25,7 @@ def class_of(module: Module, name: str) -> ast.ClassDef | None:
 
 
 def changed_root(node: ast.AST) -> tuple[str, str] | None:
-    """Return the variable whose inside a node changes, and the attribute of it by which it does, if there is one."""
+    """Return the variable that a node changes from the inside, and the attribute by which it does, if there is one."""
     match node:
         case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method in CHANGES:
             return _root(inner)
@@ -45,7 +45,7 @@ def _root(node: ast.expr) -> tuple[str, str] | None:
 
 
 def left_by_call(module: Module, node: ast.AST) -> tuple[str, set[str]]:
-    """Return the object of the module that a call of its method changes, and the attributes that are changed."""
+    """Return the module's object that a method call changes, and the changed attributes."""
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=called)):
             method = _method(class_of(module, name), called)
@@ -54,7 +54,7 @@ def left_by_call(module: Module, node: ast.AST) -> tuple[str, set[str]]:
 
 
 def reads_any(module: Module, function: Function, name: str, attributes: set[str]) -> bool:
-    """Tell whether a function reads one of the attributes of an object, by itself or by a method of the object."""
+    """Return True if a function reads one of the attributes of an object, directly or by a method of the object."""
     for node in function.nodes:
         match node:
             case ast.Attribute(value=ast.Name(id=root), attr=attribute) if root == name:
@@ -70,7 +70,7 @@ def _method(owner: ast.ClassDef | None, name: str) -> FunctionNode | None:
 
 
 def _left_behind(method: FunctionNode) -> set[str]:
-    """Return the attributes that a method changes. One that it reads itself is taken for a cache of its own."""
+    """Return the attributes that a method changes. One that it reads itself counts as its own cache."""
     changed: set[str] = set()
     for node in own_nodes(method):
         root = changed_root(node)

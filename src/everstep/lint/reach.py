@@ -11,7 +11,7 @@ from everstep.lint.scopes import dotted
 CALLS_ITS_ARGUMENTS: Final = frozenset(
     {"everstep.blocking.gather", "map", "filter", "sorted", "min", "max", "functools.reduce", "functools.partial"}
 )
-"""What calls a function that it is given, on the spot."""
+"""Functions that call a function argument at once."""
 HANDS_OVER: Final = frozenset(
     {
         "everstep.step",
@@ -22,28 +22,28 @@ HANDS_OVER: Final = frozenset(
         "asyncio.to_thread",
     }
 )
-"""What is given a function that is not run as workflow code: what stands in a lambda there is none."""
+"""Functions whose function argument does not run as workflow code: a lambda given to them is none either."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reached:
-    """A function that is run as part of a workflow or step, and how the code gets there."""
+    """A function that runs as part of a workflow or step, and the calls that lead to it."""
 
     function: Function
     root: Function
     via: tuple[str, ...] = ()
 
     def nodes(self) -> Iterator[ast.AST]:
-        """Give what is run there."""
+        """Give the nodes that run in it."""
         return running_nodes(self.function)
 
     def calls(self) -> Iterator[ast.Call]:
-        """Give the calls that are made there."""
+        """Give the calls that run in it."""
         return (node for node in self.nodes() if isinstance(node, ast.Call))
 
 
 def running_nodes(function: Function) -> Iterator[ast.AST]:
-    """Give the nodes of a function's body, without what it only hands over to be run elsewhere."""
+    """Give the nodes of a function's body, except functions that it passes on to run elsewhere."""
     away: set[int] = set()
     for node in function.nodes:
         if isinstance(node, ast.Call) and dotted(node.func, function.scope) in HANDS_OVER:
@@ -58,7 +58,7 @@ def reached_from(module: Module, root: Function) -> list[Reached]:
     """Return a workflow or step, and all helpers of the same file that it calls, directly or not."""
     found = [Reached(root, root)]
     seen = {root}
-    for one in found:  # it grows meanwhile
+    for one in found:  # the list grows during the loop
         for helper in _helpers(module, one.function):
             if helper not in seen:
                 seen.add(helper)

@@ -24,7 +24,7 @@ _UNSTORABLE: Final = {
 
 
 def judge_calls(module: Module, reached: Reached) -> Found:
-    """Find calls of steps and workflows that cannot work here, and such as are never awaited."""
+    """Find calls of steps and workflows that cannot work here, or that are never awaited."""
     function, is_async = reached.function, reached.root.is_async
     for call in reached.calls():
         target = module.called(call.func, function)
@@ -45,7 +45,7 @@ def _last(function: Function) -> str:
 
 
 def _dropped_coroutines(module: Module, function: Function) -> Iterator[tuple[ast.Call, str]]:
-    """Give the calls of coroutine functions whose result nobody looks at."""
+    """Give the calls of coroutine functions whose result is dropped."""
     loaded = {one.id for one in ast.walk(function.node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
     for node in function.nodes:
         match node:
@@ -111,7 +111,7 @@ def _judge_value(value: ast.expr, where: str, function: Function) -> Iterator[tu
 
 
 def unstorable_type(value: ast.expr, function: Function) -> str:
-    """Return the type of a value that surely cannot be stored, or nothing."""
+    """Return the type of a value that certainly cannot be stored, or an empty text."""
     match value:
         case ast.Lambda():
             return "function"
@@ -123,7 +123,7 @@ def unstorable_type(value: ast.expr, function: Function) -> str:
 
 
 def judge_defaults(module: Module) -> Found:
-    """Find parameters of steps and workflows that are for something which cannot be stored, as their default shows."""
+    """Find parameters of steps and workflows whose default shows that they are for something which cannot be stored."""
     for function in module.functions.values():
         if not function.kind:
             continue

@@ -65,7 +65,9 @@ def _judge_call(module: Module, reached: Reached, call: ast.Call, name: str) -> 
 
 
 def _used_handle(module: Module, reached: Reached, call: ast.Call, name: str) -> str | None:
-    """Return what a call does to something that the module has opened. What the body opens is a finding there."""
+    """Return what a call does to something that the module has opened. If the body opens it, that is already a
+    finding.
+    """
     handle, does = call.func, HANDLE_CALLS.get(name)
     if name == "print":
         handle = next((one.value for one in call.keywords if one.arg == "file"), call.func)
@@ -77,7 +79,7 @@ def _used_handle(module: Module, reached: Reached, call: ast.Call, name: str) ->
 
 
 def _judge_thread(module: Module, reached: Reached, call: ast.Call, target: ast.expr) -> Found:
-    """A thread is for steps. What is imported from elsewhere may be one, unless it is known what it is."""
+    """Report a thread that runs no step. An imported function may be a step, unless it is known what it is."""
     function = module.called(target, reached.function)
     name = dotted(target, reached.function.scope)
     is_plain = function is not None and not function.kind

@@ -1,4 +1,6 @@
-"""What workflow code must not depend on, and what it must let through: orders of sets, module variables, cancelling."""
+"""What workflow code must not depend on, and what it must let through: the order of sets, module variables,
+cancelling.
+"""
 
 import ast
 import functools
@@ -44,7 +46,7 @@ def judge_order(module: Module, reached: Reached) -> Found:
 
 
 def is_set(node: ast.expr, scope: Scope, depth: int = 8) -> bool:
-    """Tell whether an expression is surely a set, or goes through one in its order."""
+    """Return True if an expression is certainly a set, or iterates over one in its order."""
     if depth == 0:
         return False
     match node:
@@ -84,7 +86,7 @@ def _is_set_annotation(annotation: ast.expr | None) -> bool:
 
 
 def _is_ordered_set(node: ast.expr, scope: Scope, depth: int = 8) -> bool:
-    """A set itself is stored in an order of its own; what was made of it in its order, or taken from that, is not."""
+    """Return True if a value depends on the order of a set. (A set itself is stored in a fixed order.)"""
     match node if depth else None:
         case ast.Name(id=name):
             where, bindings = scope.find(name)
@@ -116,7 +118,7 @@ def _maps_a_step(module: Module, node: ast.expr, function: Function) -> bool:
 
 
 def _asks(module: Module, node: ast.AST, function: Function) -> bool:
-    """Tell whether anything durable is asked for here, directly or by a helper."""
+    """Return True if anything durable is called here, directly or by a helper."""
     return any(_is_durable(module, one, function) for one in ast.walk(node) if isinstance(one, ast.Call))
 
 
@@ -145,7 +147,7 @@ def judge_globals(module: Module, reached: Reached) -> Found:
 
 
 def judge_globals_of_steps(module: Module, group: Sequence[Reached]) -> Found:
-    """Find steps that leave something in a variable of the module for workflow code, or for other steps."""
+    """Find steps that leave data in a module variable for workflow code or other steps."""
     own = {reached.function for reached in group}
     for reached in group:
         for node, name in _changed_globals(module, reached.function):
@@ -157,7 +159,7 @@ def judge_globals_of_steps(module: Module, group: Sequence[Reached]) -> Found:
 
 @functools.lru_cache(maxsize=1)
 def _readers(module: Module) -> dict[str, set[Function]]:
-    """Return which workflow code and bodies of steps read the variables of a module, by name."""
+    """Return the workflow code and step bodies that read each variable of a module."""
     found: dict[str, set[Function]] = defaultdict(set)
     roots = [one for one in module.functions.values() if one.kind]
     for function in {reached.function for root in roots for reached in reached_from(module, root)}:
@@ -183,7 +185,7 @@ def _changed_globals(module: Module, function: Function) -> Iterator[tuple[ast.A
 
 
 def _keeps(module: Module, function: Function, name: str, attribute: str) -> bool:
-    """Tell whether a variable of the module keeps what is changed inside it."""
+    """Return True if a variable of the module keeps changes made inside it."""
     bindings = module.module_bindings(name, function)
     if bindings and all(one.value is not None and _is_mutable(one.value, module.scope) for one in bindings):
         return True
@@ -209,7 +211,7 @@ def judge_handlers(module: Module, reached: Reached) -> Found:
 
 
 def _waits(module: Module, body: Sequence[ast.stmt], reached: Reached) -> bool:
-    """Tell whether the code may be unwound here: where it awaits, and in a `def` workflow where it calls a step."""
+    """Return True if the code may be unwound here: where it awaits, and in a `def` workflow where it calls a step."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):

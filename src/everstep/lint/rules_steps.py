@@ -1,4 +1,4 @@
-"""What a step's body does: one effect, with its key, and no step inside it that needs a durable call of its own."""
+"""A step's body: one effect, with its key, and no inner step that needs a durable call of its own."""
 
 import ast
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from everstep.model.mistakes import key_unused, nested_key, nested_step, two_eff
 
 
 def judge_nested(module: Module, group: Sequence[Reached]) -> Found:
-    """Find `once` and `atomic` steps, and such with a key, that are called inside another step."""
+    """Find `once` and `atomic` steps, and steps with a key, that are called inside another step."""
     step = group[0].function.node.name
     for reached in group:
         for call in reached.calls():
@@ -41,9 +41,9 @@ def judge_key(module: Module, group: Sequence[Reached]) -> Found:
 
 
 def judge_effects(module: Module, group: Sequence[Reached]) -> Found:
-    """Find a step with two effects on one way through it.
+    """Find a step with two effects on one path through it.
 
-    What is written may be written again, so in a `repeat` step only what is sent counts.
+    A write may be repeated, so in a `repeat` step only what is sent counts.
     """
     step = group[0].function
     if step.effect not in ("repeat", "once"):
@@ -55,11 +55,11 @@ def judge_effects(module: Module, group: Sequence[Reached]) -> Found:
 
 
 class _Counter:
-    """Counts the effects on the way through a function that has most of them."""
+    """Counts the effects on the path through a function that has the most."""
 
     def __init__(self, module: Module, effect: str, known: dict[Function, Reached]) -> None:
         self.second: ast.AST | None = None
-        """The last effect that was seen: the one to point at."""
+        """The last effect that was seen, which the finding points to."""
         self._module = module
         self._counts = ("send",) if effect == "repeat" else ("send", "write")
         self._known = known
@@ -75,7 +75,7 @@ class _Counter:
         return max(ended, goes_on)
 
     def _block(self, body: Sequence[ast.stmt], function: Function) -> tuple[int, int]:
-        """Return the most effects of ways that end in a block, and of those that go on after it."""
+        """Return the most effects of paths that end in a block, and of those that continue after it."""
         ended, here = 0, 0
         for statement in body:
             more_ended, more = self._statement(statement, function)
@@ -100,7 +100,7 @@ class _Counter:
                 ast.Try(body=body, handlers=handlers, orelse=other, finalbody=last)
                 | ast.TryStar(body=body, handlers=handlers, orelse=other, finalbody=last)
             ):
-                # A handler is run because the body did not do what it should: it is another way, not a second effect.
+                # A handler runs because the body failed: it is another path, not a second effect.
                 ways = [self._block([*body, *other], function), *(self._block(one.body, function) for one in handlers)]
                 after = max(self._block(last, function))
                 return after + max(one for one, _ in ways), after + max(one for _, one in ways)

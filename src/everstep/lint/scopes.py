@@ -1,6 +1,6 @@
-"""Names and what they stand for: imports, functions, and variables whose class can be seen.
+"""Names and what they refer to: imports, functions, and variables whose class is visible.
 
-Only what is plain to see counts. Whatever is not, stands for nothing, and no rule speaks about it.
+Only what is certain counts. Any other name refers to nothing, and no rule reports it.
 """
 
 import ast
@@ -38,7 +38,7 @@ class Scope:
     globals: set[str] = field(default_factory=set)
 
     def bind(self, name: str, binding: Binding) -> None:
-        """Note one more way in which a name gets its value."""
+        """Record one more way in which a name gets its value."""
         self.names.setdefault(name, []).append(binding)
 
     def find(self, name: str) -> tuple["Scope | None", list[Binding]]:
@@ -62,7 +62,7 @@ class Scope:
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Give the nodes below one, without the inside of functions and classes that are defined there.
 
-    Their decorators and defaults belong to the outer one.
+    Their decorators and defaults belong to the outer scope.
     """
     todo = _inside(node)[::-1]
     while todo:
@@ -128,7 +128,7 @@ def _bind(scope: Scope, node: ast.AST) -> None:
         case ast.Global(names=names):
             scope.globals.update(names)
         case ast.AugAssign(target=ast.Name()):
-            pass  # it stays what it was
+            pass  # it keeps its value
         case ast.For(target=target) | ast.AsyncFor(target=target) | ast.comprehension(target=target):
             _bind_target(scope, target, None)
 
@@ -143,10 +143,10 @@ def _bind_target(scope: Scope, target: ast.expr, value: ast.expr | None) -> None
 
 
 def dotted(node: ast.expr | None, scope: Scope, depth: int = 12) -> str | None:
-    """Return what an expression stands for, with its module: `requests.post`, `pathlib.Path.write_text`.
+    """Return what an expression refers to, with its module: `requests.post`, `pathlib.Path.write_text`.
 
     An instance has the name of its class: what follows it is a method's name. The result of a call of a function ends
-    with `()`, so that it is taken for nothing else.
+    with `()`, so that it matches nothing else.
     """
     if node is None or depth == 0:
         return None

@@ -70,7 +70,7 @@ OUTSIDE_CALLS: Final[dict[str, str]] = {
     "input": "builtins.input",
     "time.sleep": "time.sleep",
 }
-"""A function to the audit event that it leads to."""
+"""The audit event that each function raises."""
 
 VERBS: Final = frozenset({"get", "post", "put", "patch", "delete", "head", "options", "request", "stream", "send"})
 HTTP: Final = ("requests", "httpx", "aiohttp", "urllib3", "niquests")
@@ -99,11 +99,11 @@ CHANCE: Final[dict[str, str]] = {
         for name in ("rand", "randn", "randint", "random", "choice", "shuffle")
     },
 }
-"""A function that draws by itself to what draws the same in every replay."""
+"""The deterministic replacement for each function that draws random values."""
 
 
 OF_THE_PROCESS: Final = frozenset({"os.getpid", "os.getppid", "threading.get_ident", "threading.get_native_id", "id"})
-"""Functions whose answer belongs to one process."""
+"""Functions whose result belongs to one process."""
 _FILE_METHODS: Final = {
     **dict.fromkeys(("write", "writelines", "truncate"), "file.write"),
     **dict.fromkeys(("read", "readline", "readlines"), "file.read"),
@@ -119,7 +119,7 @@ HANDLE_CALLS: Final[dict[str, str]] = {
     },
     **{f"sqlite3.connect().{name}": "sqlite3.execute" for name in _DATABASE_METHODS},
 }
-"""A method of something that was opened before to what it does. No audit event tells of it."""
+"""What each method does to something that was opened before. No audit event reports these."""
 
 
 def outside_event(name: str) -> str | None:
@@ -162,7 +162,7 @@ def effect_of(name: str, call: ast.Call) -> str | None:
     if name in (*_OPENS, "pathlib.Path.open"):
         mode = _mode(call, 0 if name == "pathlib.Path.open" else 1)
         if "a" in mode:
-            return "send"  # what is appended again stands there twice
+            return "send"  # what is appended again is there twice
         return "write" if set(mode) & set("wx+") else None
     return None
 

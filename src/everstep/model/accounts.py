@@ -1,4 +1,4 @@
-"""What a run has used, as its history says: one pass over the events, without its code. Pure.
+"""What a run has used of its budget, computed in one pass over its events and without its code. Pure.
 
     step_started      reserves the step's estimate and counts an attempt; one that a crash cut off stays charged, and
                       one whose outcome was kept when the run was retried is not counted again
@@ -9,7 +9,7 @@
     budget_narrowed   opens a part: what is used in it counts there, and in all that it is a part of
     run_resolved      may grant more
 
-A retry takes nothing back: what was used before a failure was used, whether it still counts for the code or not.
+A retry refunds nothing: what was used before a failure stays used, whether or not its outcome still counts.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -38,20 +38,20 @@ ROOT: Final = 0
 
 
 class Account(msgspec.Struct):
-    """A budget, the run's own or a part of it, and how it stands."""
+    """A budget, or a part of one: its limits, what is used and what is reserved."""
 
     limits: Limits
     then: str
     around: int
-    """The account that this one is a part of; the run's own is a part of none, and names itself."""
+    """The account that contains this one. The run's own account names itself."""
     again: Limits
-    """What one grant adds."""
+    """What one grant by a person adds."""
     until: int | None = None
     used: Amounts = msgspec.field(default_factory=Amounts)
     reserved: Amounts = msgspec.field(default_factory=Amounts)
 
     def rest(self, measure: str) -> int | None:
-        """Return how much of a measure is neither used nor reserved; None if there is no limit."""
+        """Return how much of a measure is neither used nor reserved; None if it is not limited."""
         limit = getattr(self.limits, measure)
         if limit is None:
             return None
@@ -59,21 +59,23 @@ class Account(msgspec.Struct):
 
 
 class Begun(msgspec.Struct):
-    """A step that has no outcome yet, and what is reserved for the attempt that is under way."""
+    """A step without an outcome yet, and what is reserved for its current attempt."""
 
     step: str
     part: int
     cost: Amounts = msgspec.field(default_factory=Amounts)
     charged: Amounts = msgspec.field(default_factory=Amounts)
-    """What was written down of its charges before its outcome."""
+    """The charges that were recorded before its outcome."""
     is_new: bool = True
-    """Whether it began after the newest loss of a part of the history."""
+    """Whether it began after the newest event at which a part of the history was found to be lost."""
     is_idle: bool = False
-    """Whether its body has not begun: it is asked whether the step happened in the part that is lost."""
+    """True while its body has not begun, because a probe or a person must first say whether the step happened in the
+    lost part.
+    """
 
 
 class ChildAccount(msgspec.Struct):
-    """A child run, and what it was given."""
+    """A child run and its allotment."""
 
     call: int
     part: int
@@ -81,18 +83,18 @@ class ChildAccount(msgspec.Struct):
     allotted: Amounts
     used: Amounts = msgspec.field(default_factory=Amounts)
     covered: Amounts = msgspec.field(default_factory=Amounts)
-    """What it used of what a person granted it: that is not its parent's."""
+    """What the child used of the amounts that a person granted it. Its parent is not charged for them."""
     is_open: bool = True
 
     def held_back(self) -> Amounts:
-        """Return what is reserved for it beside what it has used."""
+        """Return what is still reserved for the child in addition to what it has used."""
         rest = self.allotted.at_least(self.used)
         rest.add(self.used, -1)
         return rest
 
 
 class Lack(NamedTuple):
-    """An account in which there is no room, and for what."""
+    """An account without enough room, and the measure that it lacks."""
 
     part: int
     measure: str
@@ -106,13 +108,13 @@ class Accounts(msgspec.Struct):
     begun: dict[int, Begun] = {}
     children: dict[str, ChildAccount] = {}
     by_step: dict[str, Amounts] = {}
-    """What was used by which step, or child's workflow."""
+    """What each step, or each child workflow, has used."""
     granted: Amounts = msgspec.field(default_factory=Amounts)
     by: str = ""
 
     # -- asking ----------------------------------------------------------------------------------------------------
     def chain(self, part: int) -> Iterator[tuple[int, Account]]:
-        """Give a part and all that it is a part of, from the inside out."""
+        """Give a part and every account that contains it, from the inside out."""
         while True:
             account = self.parts[part]
             yield part, account
@@ -121,7 +123,9 @@ class Accounts(msgspec.Struct):
             part = account.around
 
     def lacks(self, part: int, cost: Charge | None, now: int) -> list[Lack]:
-        """Return where there is no room for an attempt with this estimate. One that uses nothing needs no money."""
+        """Return the accounts that have no room for an attempt with this estimate. One that uses nothing needs no
+        money.
+        """
         wanted = (cost.microdollars or 0, cost.tokens or 0, 1) if cost is not None else (0, 0, 1)
         is_free = cost is not None and cost.is_nothing
         found = []
@@ -135,12 +139,12 @@ class Accounts(msgspec.Struct):
         return found
 
     def rest(self, part: int, measure: str) -> int | None:
-        """Return how much of a measure is left in a part and in all that it is a part of."""
+        """Return how much of a measure is left in a part and in all accounts that contain it."""
         rests = [rest for _, account in self.chain(part) if (rest := account.rest(measure)) is not None]
         return min(rests) if rests else None
 
     def time_left(self, part: int, now: int) -> int | None:
-        """Return the microseconds that are left, if they are limited."""
+        """Return the microseconds that are left; None if time is not limited."""
         ends = [account.until for _, account in self.chain(part) if account.until is not None]
         return max(0, min(ends) - now) if ends else None
 
@@ -156,19 +160,19 @@ class Accounts(msgspec.Struct):
         )
 
     def standing(self) -> Standing:
-        """Return how the run's own account stands."""
+        """Return the state of the run's own account."""
         own = self.parts[ROOT]
         return Standing(own.used, own.reserved, own.limits, own.then, own.until, self.granted, self.by)
 
     def encoded(self, *, has_ended: bool) -> bytes:
-        """Return how it stands as the run's row has it. At an end nobody gives back what is still reserved."""
+        """Return the state of the account as the run's row has it. At an end the reserved amounts count as used."""
         standing = self.standing()
         if has_ended:
             standing.used, standing.reserved = self.total(), Amounts()
         return msgspec.json.encode(standing)
 
     def total(self) -> Amounts:
-        """Return what is used, and what is reserved and nobody will give back: for the run's end."""
+        """Return what is used when the run ends; reservations that nothing will release any more are included."""
         total = Amounts()
         total.add(self.parts[ROOT].used)
         total.add(self.parts[ROOT].reserved)
@@ -184,17 +188,19 @@ class Accounts(msgspec.Struct):
 
     # -- taking events ---------------------------------------------------------------------------------------------
     def take(self, kind: str, step: str, body: Any, at: int) -> None:
-        """Take the next event."""
+        """Apply the next event."""
         taken = _TAKE.get(kind)
         if taken is not None:
             taken(self, step, body, at)
 
     def charge(self, part: int, step: str, charge: Charge) -> None:
-        """Count something that was used, and for which nothing was reserved."""
+        """Count an amount for which nothing was reserved."""
         self._use(part, step, Amounts(charge.microdollars or 0, charge.tokens or 0))
 
     def open_part(self, number: int, limits: Limits, then: str, around: int, until: int | None) -> None:
-        """Open a part. Its limits are its own: a grant raises them, and what was declared stays as it was."""
+        """Open a part. It gets a copy of the limits, because a grant raises them and must not change the
+        declared ones.
+        """
         self.parts[number] = Account(copy(limits), then, around, limits, until)
 
     def _use(self, part: int, step: str, amounts: Amounts, sign: int = 1) -> None:
@@ -209,7 +215,7 @@ class Accounts(msgspec.Struct):
             account.reserved.add(amounts, sign)
 
     def _settle(self, call: int, charge: Charge | None = None, *, happened: bool = True) -> Begun | None:
-        """The attempt that was under way at a step is over, or was cut off."""
+        """End the current attempt of a step, also one that was cut off."""
         begun = self.begun.get(call)
         if begun is None:
             return None
@@ -225,7 +231,7 @@ class Accounts(msgspec.Struct):
         return begun
 
     def take_back(self, call: int, cost: Charge | None) -> None:
-        """An attempt did not begin after all: another step has its key."""
+        """Undo the start of an attempt, because another step has its key."""
         begun = self.begun[call]
         reserved = Amounts(cost.microdollars or 0, cost.tokens or 0) if cost is not None else Amounts()
         self._reserve(begun.part, reserved, -1)
@@ -257,7 +263,7 @@ class Accounts(msgspec.Struct):
             self._settle(body.call)
 
     def _part_lost(self, step: str, body: Any, at: int) -> None:
-        """What was used in a part of the history that is lost is not known any more."""
+        """Mark what was used in a lost part of the history as unknown."""
         for begun in self.begun.values():
             begun.is_new = False
 
@@ -273,7 +279,7 @@ class Accounts(msgspec.Struct):
         self._settle(body.call)
 
     def _step_shared(self, step: str, body: Any, at: int) -> None:
-        """Another step did it, and was charged."""
+        """Count nothing: the step that ran was charged."""
         self._settle(body.call)
         self.begun.pop(body.call, None)
 
@@ -324,7 +330,7 @@ class Accounts(msgspec.Struct):
             self._cover(child, body.granted)
 
     def _cover(self, child: ChildAccount, granted: Amounts) -> None:
-        """What a person granted a child is not taken from its parent: whatever it used of that is granted here too."""
+        """Charge here what a child used of a person's grant to it: that grant is not taken from its parent."""
         for measure in MEASURES:
             beyond = getattr(child.used, measure) - getattr(child.allotted, measure)
             covered = max(0, min(getattr(granted, measure), beyond))
@@ -354,7 +360,7 @@ class Accounts(msgspec.Struct):
             setattr(limits, measure, limit + more)
 
     def _run_retried(self, step: str, body: Any, at: int) -> None:
-        """A child that failed goes on with what it was given. (After a retry, numbers of calls come again.)"""
+        """Continue a child that failed with what it was given. (After a retry the same call numbers are used again.)"""
         child = next((one for one in reversed(self.children.values()) if one.call == body.call), None)
         if child is not None and not child.is_open:
             child.is_open = True
@@ -379,13 +385,13 @@ def accounts_of(started: Any, at: int) -> Accounts:
 
 
 def copied(accounts: Accounts) -> Accounts:
-    """Return the same accounts, which share nothing with these."""
+    """Return a deep copy of the accounts."""
     copy: Accounts = msgspec.json.decode(msgspec.json.encode(accounts), type=Accounts)
     return copy
 
 
 def standing_at(events: Iterable[Any]) -> bytes | None:
-    """Return how the budget stands after events from the first on, as the run's row has it; None without a budget."""
+    """Return the state of the budget after a history's events, encoded as in the run's row; None without a budget."""
     accounts: Accounts | None = None
     kind = ""
     for _, kind, step, at, body in events:
@@ -398,7 +404,7 @@ def standing_at(events: Iterable[Any]) -> bytes | None:
 
 
 def as_facts(amounts: Amounts | Limits) -> dict[str, float]:
-    """Return amounts for a report, as users name and see them; what is not limited, or was not used, is left out."""
+    """Return amounts for a report, in the units of users; a measure without a limit, or without use, is left out."""
     found = {measure: getattr(amounts, measure, None) for measure in SHOWN_AS}
     is_said = [one for one, amount in found.items() if amount or (amount == 0 and isinstance(amounts, Limits))]
     return {SHOWN_AS[one]: shown(one, found[one] or 0) for one in is_said}

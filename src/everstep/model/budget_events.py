@@ -7,18 +7,18 @@ from everstep.model.event_base import Body
 class CallWithheld(Body):
     """The budget, or a named limit, has no room for a step or child that the code asked for: it is not begun.
 
-    A step with `limit=` waits until there is a slot, and a `step_started` follows.
+    A step with `limit=` waits until a slot is free, and a `step_started` follows.
 
-    For its budget it waits while something under way may turn out cheaper than it was estimated. When nothing can make
+    For its budget it waits while work in progress may turn out cheaper than it was estimated. When nothing can make
     room, `then` says what the budget does: `fail` or `fallback`; with `hold` a `run_held` follows.
     """
 
     call: int
     instead_of: str
-    """The event that would stand here: `step_started` or `child_started`."""
+    """The event that would be here if there were room: `step_started` or `child_started`."""
     over: str
-    """What there is not enough of: `usd`, `tokens`, `steps` or `seconds`; `cost` if its estimate could not be made; or
-    `limit`."""
+    """What is exhausted: `usd`, `tokens`, `steps` or `seconds`; `cost` if the estimate could not be made; or `limit`.
+    """
     arguments: str = ""
     effect: str = ""
     workflow: str = ""
@@ -26,20 +26,20 @@ class CallWithheld(Body):
     preview: str = ""
     source: str = ""
     attempt: int = 0
-    """How many attempts were begun before."""
+    """How many attempts had begun before."""
     again: bool = False
     """Whether the call is in the history already."""
     part: int = 0
     then: str = ""
     key: str = ""
-    """With `key=`: the step's key, which is not its own yet."""
+    """With `key=`: the step's key. The step does not have it yet."""
     secret: bool = False
     limit: str = ""
     """The named limit whose slot it waits for."""
 
 
 class Charged(Body):
-    """Workflow code was charged by itself."""
+    """Workflow code called `everstep.charge` outside of a step."""
 
     call: int
     charged: Charge
@@ -57,12 +57,14 @@ class AttemptCharged(Body):
     attempt: int
     charged: Charge
     beside: bool = False
-    """Whether it is added to the attempt's own charge: from a probe, or a body for which the run no longer waits."""
+    """True for charges that are added to those of the attempt: from a probe, or from a body that the run no longer
+    waits for.
+    """
     part: int = 0
 
 
 class BudgetNarrowed(Body):
-    """Workflow code opened a part of its budget: work that begins within may use this much of it."""
+    """Workflow code opened a part of its budget: work that begins inside may use this much of it."""
 
     call: int
     limits: Limits

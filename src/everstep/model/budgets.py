@@ -26,7 +26,7 @@ SHOWN_AS: Final = {"microdollars": "usd", "tokens": "tokens", "steps": "steps", 
 
 
 class Charge(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
-    """What a step is estimated to use, or was charged. None: nothing was said about it, so an estimate stays."""
+    """What a step is estimated to use, or was charged. None means that no figure was given, so an estimate stays."""
 
     microdollars: int | None = None
     """Millionths of a US dollar."""
@@ -34,7 +34,7 @@ class Charge(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it says that nothing is used."""
+        """Whether all its amounts are zero."""
         return not (self.microdollars or self.tokens)
 
 
@@ -62,7 +62,7 @@ class Amounts(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class Limits(msgspec.Struct, omit_defaults=True, gc=False):
-    """The most that may be used. None: as much as there is. `seconds` is time since the run's start."""
+    """The maximum amounts that may be used. None: no limit. `seconds` is time since the run's start."""
 
     microdollars: int | None = None
     tokens: int | None = None
@@ -75,26 +75,26 @@ class Allotment(Limits):
 
     then: str = "hold"
     again: Limits | None = None
-    """What one grant by a person adds, if that is not the same again."""
+    """What one grant by a person adds; None adds the same amounts again."""
     by: str = ""
-    """The parent that allotted it from its own budget, and is told what was used."""
+    """The parent that allotted it from its own budget and receives what was used."""
 
 
 class Standing(msgspec.Struct, gc=False):
-    """How a budget stands: what the run's row says about it, and what a parent is told at the end.
+    """The state of a budget: what the run's row says about it, and what a parent receives at the end.
 
-    All of it is written, so that the same is always the same bytes: that is how a row is compared with its history.
+    All fields are always written, so that equal states have equal bytes: a row is compared with its history that way.
     """
 
     used: Amounts
     reserved: Amounts
-    """For steps under way and for children that have not ended."""
+    """Reserved for steps in progress and for children that have not ended."""
     limits: Limits
     then: str = "hold"
     until: int | None = None
     """When its time is over, in microseconds since 1970."""
     granted: Amounts = msgspec.field(default_factory=Amounts)
-    """What persons have granted beyond what the run had at its start."""
+    """What people have granted beyond what the run had at its start."""
     by: str = ""
 
 

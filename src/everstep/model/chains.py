@@ -1,8 +1,8 @@
-"""Chain keys: kept outside the database, they make a history that nobody else can forge unnoticed.
+"""Chain keys: kept outside the database, they prevent anyone without the key from forging a history unnoticed.
 
-A run is made with one key, whose id stands in its first event, and keeps it. A process has one key to make new runs
-with, and may have older ones to read and go on with what was made before. A process that has a key believes nothing
-that was made without one, unless it is told to: otherwise whoever can write the database could leave the key away.
+A run is made with one key, whose id is in its first event, and keeps it. A process has one key for new runs, and may
+have older ones to read and continue runs that were made before. A process that has a key believes nothing that was made
+without one, unless it is configured to: otherwise anyone who can write the database could leave the key away.
 
 What histories take from elsewhere, the outcomes kept under keys of actions and in markers of atomic steps, is sealed
 with the key of the process that wrote it.
@@ -23,7 +23,7 @@ ChainKeyOption = bytes | Sequence[bytes | None] | Callable[[], "bytes | Sequence
 
 
 class ChainKey(NamedTuple):
-    """A key of chains, and the id by which histories name it. Without a key both are empty."""
+    """A chain key, and the id by which histories name it. Both are empty for "no key"."""
 
     id: str = ""
     key: bytes = b""
@@ -33,27 +33,31 @@ NO_KEY: Final = ChainKey()
 
 
 class ChainKeys:
-    """The keys of this process. The first one makes new runs; all of them are believed."""
+    """The keys of this process. New runs are made with the first one; histories made with any of them are believed."""
 
     def __init__(self, keys: Sequence[ChainKey] = (NO_KEY,)) -> None:
         self.writing = keys[0]
         self._known = {key.id: key.key for key in keys}
 
     def key(self, id: str, run: str) -> bytes:
-        """Return the key with an id, for a run that was made with it; else say which one is missing."""
+        """Return the key with this id, which a run was made with. Raises `ChainKeyMissing` if this process does not
+        have it.
+        """
         return self._key(id, f"The history of run {run}")
 
     def seal(self, payload: bytes, *place: str) -> str:
-        """Return the seal of a payload that is kept beside histories: a digest, made with the key if there is one.
+        """Return the seal of a payload that is kept outside histories: a digest, made with the key if there is one.
 
-        place: what the payload belongs to. Under another name it does not fit.
+        place: what the payload belongs to. The seal does not fit a payload of another place.
         """
         id, key = self.writing
         digest = _seal(key, payload, place)
         return f"{id}:{digest}" if id else digest
 
     def check(self, payload: bytes, seal: str, what: str, *place: str) -> None:
-        """Raise `Damaged` if a payload is not the one that was sealed, `ChainKeyMissing` if nobody here can tell."""
+        """Raise `Damaged` if a payload is not the sealed one, `ChainKeyMissing` if this process lacks the key
+        to tell.
+        """
         id, _, digest = seal.rpartition(":")
         if _seal(self._key(id, what), payload, place) != digest:
             raise Damaged(f"{what} does not match its digest.")
@@ -76,7 +80,9 @@ class ChainKeys:
 
 
 def _seal(key: bytes, payload: bytes, place: tuple[str, ...]) -> str:
-    """The lengths of the names stand in the header, so that no two different places have the same bytes."""
+    """Return a digest over the place and the payload. The header has the lengths of the names, so no two places
+    collide.
+    """
     names = [name.encode() for name in place]
     header = b" ".join(str(len(name)).encode() for name in names) + b"\0" + b"".join(names)
     return blake2b(header + payload, digest_size=DIGEST_BYTES, key=key, person=b"everstep/seal").hexdigest()

@@ -1,4 +1,4 @@
-"""Pausing the garbage collector while very much is built up that stays: it would walk all of it again and again."""
+"""Pausing the garbage collector while large structures are built that stay: it would walk them again and again."""
 
 import gc
 from collections.abc import Generator
@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import Final
 
 IMMORTAL_MAX: Final = 1000
-"""CPython 3.12 puts its own immortal tuples, a few hundred, beside what is frozen. A program freezes thousands."""
+"""An upper bound for CPython 3.12's own immortal tuples (a few hundred), which count as frozen. A program that freezes
+its objects has thousands.
+"""
 
 
 @contextmanager
@@ -19,8 +21,8 @@ def paused_collector() -> Generator[None]:
     try:
         yield
     finally:
-        # Little may have been built up after all; and to count what is frozen, all of it is walked.
+        # Little may have been built after all, and counting what is frozen walks all of it.
         if gc.get_count()[0] > gc.get_threshold()[0] and gc.get_freeze_count() < IMMORTAL_MAX:
-            gc.freeze()  # and back: what was built up counts as old, so that it is not walked at once
+            gc.freeze()  # and unfreeze: what was built counts as old, so the next collection does not walk it
             gc.unfreeze()
         gc.enable()

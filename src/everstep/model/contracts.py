@@ -11,19 +11,21 @@ EXPENSIVE_SECONDS: Final = 0.05
 
 
 def needs_intent(effect: Effect) -> bool:
-    """Tell whether `step_started` must be durable before the body starts. Reads change nothing, so they need not."""
+    """Return True if `step_started` must be durable before the body starts. A read changes nothing, so it
+    need not be.
+    """
     return effect != "read"
 
 
 def may_run_again(effect: Effect) -> bool:
-    """Tell whether a begun step may just be run again, whatever became of the attempt before.
+    """Return True if a begun step may be run again whatever happened to its last attempt.
 
-    A `once` step is settled first, by its probe or a person, and an `atomic` one by its marker.
+    A `once` step is settled first by its probe or a person, and an `atomic` one by its marker.
     """
     return effect in ("read", "repeat")
 
 
 KEPT: Final = "kept"
-"""Why a step was begun that is not done: an earlier branch of its run has done it."""
+"""The reason in a `step_started` whose body does not run: the step was done before the run was retried."""
 UNSEEN: Final = ("repaired", "restored")
-"""Why a step is in doubt of which the history knows nothing: a part of the history is lost."""
+"""The reasons why a step is in doubt although its history does not mention it: a part of the history is lost."""

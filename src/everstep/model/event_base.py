@@ -1,4 +1,4 @@
-"""What all events have in common. Their kinds and bodies stand in `events.py`."""
+"""What all events have in common. Their kinds and bodies are in `events.py`."""
 
 from typing import Final, NamedTuple
 
@@ -22,15 +22,15 @@ class Body(msgspec.Struct, omit_defaults=True, gc=False):
     """The base of all bodies.
 
     `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call it is for.
-    A payload stands in the body itself, or, when it is large, in `payloads` under the digest in `ref`.
+    A payload is in the body itself, or, when it is large, in `payloads` under the digest in `ref`.
     """
 
 
 class Outcome(Body, kw_only=True):
-    """The base of all news for workflow code.
+    """The base of all outcomes: events that workflow code sees.
 
-    `early`: it was recorded before the code had come to rest after the event before it, so the commands that follow
-    from that earlier event stand behind this one.
+    `early`: it was recorded before the code had settled after the event before it, so commands that follow from that
+    earlier event come after this one in the history.
     """
 
     early: bool = False

@@ -63,7 +63,7 @@ __all__ = [
     "WitnessReleased",
     "WitnessTaken",
 ]
-"""What others import from here although it stands elsewhere."""
+"""Names that other modules import from here, although they are defined elsewhere."""
 
 EventKind = Literal[
     "run_started",
@@ -133,18 +133,21 @@ class StepStarted(Body):
     attempt: int = 1
     because: str = ""
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
-    `not-done` (a probe or a person said that the last one did not happen). Or why the first one comes only now:
-    `freed` (another step had the step's key), `budget` (it had to wait for room), `limit` (for a slot). Or why there
-    is none: `kept` (the step was done before its run was retried, and its outcome is given again)."""
+    `not-done` (a probe or a person said that the last one did not happen). Or why the first one comes only now: `freed`
+    (another step had the step's key), `budget` (it had to wait for room), `limit` (for a slot). Or why there is none:
+    `kept` (the step was done before its run was retried, and its outcome is given again).
+    """
     by: str = ""
-    """With `once` and `atomic`: the worker that runs it, so that it is known later whether it can still act."""
+    """With `once` and `atomic`: the worker that runs it. Recovery needs it to find out whether that worker can still
+    act.
+    """
     whole: msgspec.Raw = NO_PAYLOAD
-    """With `once` and `atomic`, and where there is or this is a compensation: the arguments themselves."""
+    """With `once` and `atomic`, and for a compensation or a step that has one: the arguments themselves."""
     ref: str = ""
     database: str = ""
-    """With `atomic`: the database that it writes to, so that its marker is looked for in the right one."""
+    """With `atomic`: the database that it writes to, where recovery looks for the marker."""
     key: str = ""
-    """With `key=`: the key, which is this step's from this event on."""
+    """With `key=`: the key, which the step has from this event on."""
     round: int = 0
     """With `key=`: how often the key was freed after its action had been done."""
     compensate: str = ""
@@ -152,11 +155,11 @@ class StepStarted(Body):
     compensates: int = 0
     """In a compensation: the call of the step that it undoes."""
     secret: bool = False
-    """Here and below: what the step is given, returns and raises is stored, and never shown."""
+    """Here and below: the arguments, the outcome and the error of the step are stored, and never shown."""
     cost: Charge | None = None
     """In a run with a budget: the estimate that is reserved, until the outcome says what was really used."""
     part: int = 0
-    """The part of the run's budget that it belongs to: the call of a `budget_narrowed`, or 0."""
+    """The part of the run's budget that the step uses: the call of a `budget_narrowed`, or 0."""
 
 
 class StepCompleted(Outcome):
@@ -172,10 +175,10 @@ class StepCompleted(Outcome):
     adopted: bool = False
     """A probe, a person or the marker of an earlier attempt gave the outcome; this attempt's body did not."""
     skipped: bool = False
-    """A person gave the outcome of a step that did not happen, so there is nothing to undo."""
+    """A person gave the outcome of a step that did not happen, so there is nothing to compensate."""
     secret: bool = False
     charged: Charge | None = None
-    """What the body was charged; it takes the place of the estimate."""
+    """What the body was charged; it replaces the estimate."""
 
 
 class StepShared(Outcome):
@@ -207,7 +210,7 @@ class StepFailed(Outcome):
 
 
 class KeyTaken(Body):
-    """A step does not begin, for another one has its key. `run`, `generation` and `seq` name that one's start.
+    """A step does not begin, because another one has its key. `run`, `generation` and `seq` name that one's start.
 
     What follows is its outcome (`step_shared`), a `KeyConflict` (`step_failed`), or, when the key is free, its own
     `step_started`. `again`: the step was in the history before.
@@ -229,7 +232,8 @@ class KeyTaken(Body):
 class AttemptFailed(Body):
     """An attempt failed and another will be made, not before `due` (microseconds since 1970).
 
-    Below zero nothing is made by itself: -1 waits for a person, -2 says that the step's fallback takes its place.
+    Below zero no attempt is made automatically: -1 waits for a person, -2 says that the step's fallback takes its
+    place.
     """
 
     call: int
@@ -262,7 +266,7 @@ class StepDoubted(Body):
 
 
 class ProbeAnswered(Body):
-    """A probe was asked about a step in doubt: `done`, `not-done` or `unknown`."""
+    """A probe answered for a step in doubt: `done`, `not-done` or `unknown`."""
 
     call: int
     attempt: int
@@ -271,7 +275,7 @@ class ProbeAnswered(Body):
 
 
 class Heartbeat(Body):
-    """A step body's own account of how far it is, for its next attempt."""
+    """A step body reported how far it is, for its next attempt."""
 
     call: int
     attempt: int
@@ -288,7 +292,7 @@ class StepCancelled(Body):
 
 
 class TimerStarted(Body):
-    """A timer was still pending when the code came to rest. Both figures are microseconds."""
+    """A timer was still pending when the code had settled. Both figures are microseconds."""
 
     call: int
     duration: int
@@ -351,10 +355,10 @@ class ChildStarted(Body):
     preview: str = ""
     source: str = ""
     allotted: Allotment | None = None
-    """What of the run's budget it was given; that is reserved until it ends."""
+    """The part of the run's budget that it was given. It is reserved until the child ends."""
     part: int = 0
     withheld: bool = False
-    """Whether it had to wait for room in the budget: then a `call_withheld` takes its place."""
+    """Whether it had to wait for room in the budget: then a `call_withheld` replaces this event."""
 
 
 class ChildCancelled(Body):
@@ -374,11 +378,11 @@ class ChildEnded(Outcome):
     value: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
     secret: bool = False
-    """It failed with the error of a secret step."""
+    """The child failed with the error of a secret step."""
     used: Amounts | None = None
-    """What it used of its allotment; the rest is free again."""
+    """What the child used of its allotment; the rest is free again."""
     granted: Amounts | None = None
-    """What persons granted it beyond its allotment."""
+    """What people granted the child beyond its allotment."""
 
 
 class ValuePublished(Body):
@@ -391,11 +395,11 @@ class ValuePublished(Body):
 
 
 class CheckpointTaken(Body):
-    """The code's state was recorded, so that recovery can start from here instead of the beginning."""
+    """The code's state was recorded, so that recovery can start from here instead of from the beginning."""
 
     call: int
     number: int
-    """Which call of `checkpoint` it was, counted from 1, also those that were not recorded."""
+    """Which call of `checkpoint` it was, counted from 1; calls that recorded nothing count."""
     digest: str
     """The digest of the checkpoint itself, which is stored separately from the history."""
     size: int = 0
@@ -410,7 +414,7 @@ class CheckpointDamaged(Body):
     """The number of its event."""
     why: str = ""
     archived: bool = False
-    """Whether there was a row, which is in the archive now."""
+    """Whether there was a row, which is now in the archive."""
 
 
 class Patched(Body):
@@ -482,7 +486,9 @@ encode_body = msgspec.json.Encoder().encode
 
 
 class _Decoders(dict[str, Callable[[bytes], Any]]):
-    """What decodes the bodies of a kind, made when the first one is decoded: most programs see few kinds."""
+    """The decoder of each kind's body, made when the first body of that kind is decoded: most programs see
+    few kinds.
+    """
 
     def __missing__(self, kind: str) -> Callable[[bytes], Any]:
         made = self[kind] = msgspec.json.Decoder(BODIES[kind]).decode

@@ -7,7 +7,7 @@ import msgspec
 from everstep.model.event_base import NO_PAYLOAD, Body, Outcome
 
 APPROVAL: Final = "approval:"
-"""The names of signals that answer approvals begin with it."""
+"""The prefix of signal names that answer approvals."""
 
 
 class RequestAwaited(Body):
@@ -51,10 +51,10 @@ class RequestAnswered(Body):
 
 
 class ApprovalAsked(Body):
-    """Workflow code waits for a person's answer about just these arguments.
+    """Workflow code waits for a person's answer about exactly these arguments.
 
     The answer is a signal whose name is `approval:` and this id, which derives from the arguments' digest. So an answer
-    to other arguments is an answer to something else.
+    to other arguments has another name.
     """
 
     call: int
@@ -65,7 +65,7 @@ class ApprovalAsked(Body):
     type: str = "Any"
     """The type that the answer must have."""
     timeout: int | None = None
-    """In microseconds: after that it has expired."""
+    """Microseconds after which the approval expires."""
     value: msgspec.Raw = NO_PAYLOAD
     """The arguments themselves, unless they are secret."""
     ref: str = ""
@@ -74,7 +74,7 @@ class ApprovalAsked(Body):
 
 
 class ApprovalWithdrawn(Body):
-    """Workflow code waits no longer for an answer: the time is over, or it was cancelled."""
+    """Workflow code no longer waits for an answer: the time is over, or it was cancelled."""
 
     call: int
     id: str
@@ -93,7 +93,9 @@ class StreamAppended(Body):
 
 
 class StreamNoted(Body):
-    """An attempt at a step has ended that wrote to a stream: how far the stream had come, and the digest there."""
+    """An attempt at a step that wrote to a stream has ended: the newest position of the stream, and the
+    digest there.
+    """
 
     call: int
     attempt: int

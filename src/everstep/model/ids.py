@@ -7,11 +7,11 @@ from typing import Final
 from everstep.errors import Misuse
 from everstep.model.untrusted import is_a, text_of, type_name
 
-# Not compiled here: a program that uses none of them need not wait for that.
+# The pattern is not compiled here: a program that needs none of it need not wait for that.
 RUN_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}"
 KEY: Final = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,500}"
 STEP_PREFIX: Final = "step:"
-"""Before the name of a step in the name of the workflow of its runs, where a framework calls it in its threads."""
+"""The prefix of the workflow name of a run that a framework makes for one step. The step's name follows."""
 NAME: Final = r"[^\s#\x00-\x1f\x7f\ud800-\udfff]{1,200}"
 
 
@@ -19,12 +19,12 @@ _pattern: Final = cache(re.compile)
 
 
 def _text(value: object) -> str | None:
-    """Return a text as a plain one, or None of anything else."""
+    """Return a text as a plain `str`, or None for anything else."""
     return str.__str__(value) if type(value) is str or is_a(value, str) else None
 
 
 def checked_run_id(run: object) -> str:
-    """Return the id if it is one, else say what an id looks like."""
+    """Return the id if it is one. Raises `Misuse` that says what an id looks like."""
     text = _text(run)
     if text is not None and _pattern(RUN_ID).fullmatch(text):
         return text
@@ -35,7 +35,7 @@ def checked_run_id(run: object) -> str:
 
 
 def checked_name(name: object, what: str) -> str:
-    """Return a workflow's, step's or signal's name if it is one."""
+    """Return a workflow's, step's or signal's name if it is valid."""
     text = _text(name)
     if text is not None and (_is_plain(text) or _pattern(NAME).fullmatch(text)):
         return text
@@ -45,12 +45,12 @@ def checked_name(name: object, what: str) -> str:
 
 
 def _is_plain(name: str) -> bool:
-    """Tell whether a text is a name as most are, without a look at its pattern."""
+    """Return True for a name in the most common form, without matching the pattern."""
     return name.isidentifier() and len(name) <= 200
 
 
 def checked_key(key: object, step: str) -> str:
-    """Return a step's own key if it is one."""
+    """Return a step's own key if it is valid."""
     text = _text(key)
     if text is None:
         raise Misuse(f"The key of {step} is a {type_name(key)}. A key is a text.")
@@ -60,7 +60,7 @@ def checked_key(key: object, step: str) -> str:
 
 
 def checked_delivery_id(id: object, what: str, most: int) -> str:
-    """Return the id that a sender gave a signal or a request, or an empty text if it gave none."""
+    """Return the id that a sender gave a signal or a request, or an empty text for None."""
     if id is None:
         return ""
     text = _text(id)
@@ -73,9 +73,9 @@ def checked_delivery_id(id: object, what: str, most: int) -> str:
 
 
 def child_id(parent: str, generation: int, call: int, branch: int = 0) -> str:
-    """Return the id of a child run that was given none: it names its parent and its place in the parent's code.
+    """Return the default id of a child run: it names its parent and its place in the parent's code.
 
-    After a retry the numbers of calls that no longer count come again, for other children; `branch` tells them apart.
+    After a retry, calls that no longer count give their numbers to other children; `branch` tells them apart.
     """
     middle = (f".g{generation}" if generation > 1 else "") + (f".r{branch}" if branch else "")
     return f"{parent[:170]}{middle}.{call}"

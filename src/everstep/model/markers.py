@@ -2,13 +2,13 @@
 
 A marker is a row of the table `everstep_markers` in the database that the step writes to. It is committed in one
 transaction with everything that the step's body wrote, so both are there or neither is. Its key is the step's key, and
-it holds the step's outcome: whoever finds it need not run the body any more.
+it holds the step's outcome: a process that finds it need not run the body any more.
 
 A marker without an outcome is *void*: attempts up to its number have not happened and must not happen any more. It is
-written when a step is settled as not done while an earlier attempt, of a process that merely stands still, could wake
-up and commit.
+written when a step is settled as not done while an earlier attempt, of a process that is only suspended, could wake up
+and commit.
 
-An outcome is kept behind its seal: a damaged one is found, and with a chain key also one that somebody made up.
+An outcome is kept with its seal: a damaged one is detected, and with a chain key also a forged one.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Marker(NamedTuple):
 
 
 def seal_outcome(chain: ChainKeys, key: str, outcome: bytes) -> bytes:
-    """Return an outcome as a marker keeps it: its seal, a line break, and itself."""
+    """Return an outcome as a marker stores it: its seal, a line break, and the outcome."""
     return chain.seal(outcome, key).encode() + b"\n" + outcome
 
 

@@ -1,14 +1,14 @@
 """Mistakes in workflows and steps, in words: what is wrong, and the remedy.
 
-The guard says it when code runs into one, `everstep lint` when it reads the code, `everstep crashtest` when a crash has
-shown it. The words stand here once, so that a person who has read one of them knows the others.
+The guard raises them when code runs into one, `everstep lint` reports them when it reads the code, and `everstep
+crashtest` when a crash has shown one. The words are the same everywhere, so a person who has read one knows the others.
 """
 
 from typing import Final, NamedTuple
 
 
 class Mistake(NamedTuple):
-    """What is wrong, and what to do about it. `rule` is its name for `everstep lint`, if that can find it."""
+    """What is wrong, and what to do about it. `rule` is its name in `everstep lint`, if lint can find it."""
 
     rule: str
     what: str
@@ -79,7 +79,7 @@ OUTSIDE: Final[dict[str, str]] = {
     "builtins.input": "asks at the keyboard",
     "time.sleep": "sleeps without letting anything else run",
 }
-"""Audit events of Python to what a workflow body does that raises one. The guard refuses just these."""
+"""What a workflow body did that raised this audit event of Python. The guard refuses exactly these events."""
 
 UNGUARDED: Final[dict[str, str]] = {
     "os.stat": "looks at a file",
@@ -88,7 +88,7 @@ UNGUARDED: Final[dict[str, str]] = {
     "socket.send": "uses the network",
     "sqlite3.execute": "uses a database",
 }
-"""The same for what raises no audit event: only reading the code finds it, or a crash."""
+"""The same for calls that raise no audit event: only reading the code, or a crash, finds them."""
 
 
 def outside(event: str) -> Mistake:
@@ -168,7 +168,7 @@ def swallows_cancelling(caught: str) -> Mistake:
 
 
 def nested_step(name: str, effect: str, step: str) -> Mistake:
-    """A step whose contract needs a durable call is called by the body of another step."""
+    """A step whose contract needs a durable call is called in the body of another step."""
     what = f"{name} ({effect}) was called inside the step {step}"
     return Mistake("nested", what, "call it in the workflow")
 
@@ -207,18 +207,18 @@ def key_ignored(step: str) -> Mistake:
 
 
 def marked_too_early(step: str) -> Mistake:
-    """A step that notes that it is done before it is. Only a crash shows it."""
+    """A step that records that it is done before it is. Only a crash shows it."""
     what = f"The step {step} notes that it is done before it is done: killed in between, it is never done"
     return Mistake("", what, EFFECT_FIRST)
 
 
 def written_in_part() -> Mistake:
-    """Files that lack something after a crash."""
+    """A file that is incomplete after a crash."""
     return Mistake("", "What was written before the crash is not all that is written without one", EFFECT_FIRST)
 
 
 def takes_another_way() -> Mistake:
-    """Workflow code that does something else in another process, without anything in it that says why."""
+    """Workflow code that does something else in another process, for no reason that its text shows."""
     what = "The workflow body took another way after the crash than before"
     remedy = (
         "whatever may differ between two processes belongs into a step (@everstep.step); if concurrent calls race "

@@ -10,17 +10,17 @@ from everstep.errors import Misuse
 from everstep.model.untrusted import attempted, bases_of, is_a, is_encodable, text_of, type_name
 
 LONGEST_SECONDS: Final = 100 * 366 * 86_400
-"""The longest duration that is taken for one: a hundred years. A longer one is a mistake, or means None."""
+"""The longest duration that is accepted: a hundred years. A longer one is a mistake, or means None."""
 SHOWN_MAX: Final = 60
 
 
 def refused(option: str, value: object, wanted: str) -> Misuse:
-    """Return the error for an option: what was given, of which type, and what it should be."""
+    """Return the error for an option: its value, the value's type, and what it should be."""
     return Misuse(f"{option}={text_of(value, by=repr, most=SHOWN_MAX)} ({type_name(value)}): {wanted}.")
 
 
 def checked_seconds(option: str, value: Any, *, least: float = 0.0, above: bool = False, example: float = 5) -> float:
-    """Return a duration in seconds, or an error: not a text, not a truth, not endless, not below `least`."""
+    """Return a duration in seconds. Refuses texts, truth values, infinity, and values below `least`."""
     number = _number(value)
     if number is not None and least <= number <= LONGEST_SECONDS and not (above and number <= least):
         return number
@@ -29,14 +29,14 @@ def checked_seconds(option: str, value: Any, *, least: float = 0.0, above: bool 
 
 
 def _number(value: Any) -> int | float | None:
-    """Return a number as a plain one, whatever its own class makes of it, or None. (A truth is none.)"""
+    """Return a plain number, whatever methods its own class has, or None. (A truth value is not a number here.)"""
     if is_a(value, int):
         return None if is_a(value, bool) else int.__index__(value)
     return float.__float__(value) if is_a(value, float) else None
 
 
 def checked_timeout(value: Any) -> float | None:
-    """Return how long to wait, or None for as long as it takes. One that is over already (below 0) is fine."""
+    """Return how long to wait, or None for no limit. A deadline in the past (below 0) is fine."""
     return None if value is None else checked_seconds("timeout", value, least=-LONGEST_SECONDS)
 
 
@@ -59,27 +59,27 @@ def checked_whole(option: str, value: Any, *, least: int = 0, most: int = 2**53)
 
 
 def checked_flag(option: str, value: Any) -> bool:
-    """Return a truth."""
+    """Return a truth value."""
     if value is True or value is False:
         return value
     raise refused(option, value, "it is True or False")
 
 
 def checked_text(option: str, value: Any) -> str:
-    """Return a text that can be stored: half a character (a lone surrogate) cannot."""
+    """Return a text that can be stored. A lone surrogate cannot."""
     if is_a(value, str) and is_encodable(value):
         return str.__str__(value)
     raise refused(option, value, "it is a text" + (" that UTF-8 can encode" if is_a(value, str) else ""))
 
 
 def check_texts(**options: Any) -> None:
-    """Refuse options that are no texts that can be stored."""
+    """Refuse options that are not storable texts."""
     for option, value in options.items():
         checked_text(option, value)
 
 
 def check_optional_texts(**options: Any) -> None:
-    """Refuse options that are neither None nor such texts."""
+    """Refuse options that are neither None nor storable texts."""
     check_texts(**{option: value for option, value in options.items() if value is not None})
 
 
@@ -121,7 +121,7 @@ def checked_errors(option: str, value: Any) -> tuple[type[BaseException], ...]:
 
 
 def _refuse_stop(option: str, cls: Any, bases: tuple[type, ...]) -> None:
-    """Refuse a type of exception that stops a program or a task, and the one that all of these are."""
+    """Refuse a type of exception that stops a program or a task, and every base class of such a type."""
     from asyncio import CancelledError
 
     stops = (KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError)
@@ -133,7 +133,7 @@ def _refuse_stop(option: str, cls: Any, bases: tuple[type, ...]) -> None:
 
 
 def checked_type(option: str, value: Any, *, within: bool = False) -> Any:
-    """Return something that values can be checked against: a class, a generic, a union. A quoted name is none here."""
+    """Return a type that values can be checked against: a class, a generic, a union. A quoted name is refused."""
     origin = attempted(get_origin, value)
     if origin is Literal:
         parts: tuple[Any, ...] = ()
@@ -152,7 +152,7 @@ def checked_type(option: str, value: Any, *, within: bool = False) -> Any:
 
 
 def checked_function(option: str, value: Any, example: str) -> Callable[..., Any]:
-    """Return a function that is called for one value: no generator."""
+    """Return a function that is called for one value: not a generator."""
     if not callable(value):
         raise refused(option, value, f"it is a function, such as {option}={example}")
     refuse_generator(f"{option}=", value)
@@ -161,7 +161,7 @@ def checked_function(option: str, value: Any, example: str) -> Callable[..., Any
 
 
 def refuse_generator(what: str, function: Any) -> None:
-    """Refuse a function with `yield`: calling it runs nothing of it, and it has no one result."""
+    """Refuse a function with `yield`: calling it runs none of it, and it does not have one result."""
     called = getattr(type(function), "__call__", None)  # noqa: B004  # it may be an object with such a method
     for one in (function, called):
         if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
@@ -185,7 +185,7 @@ def checked_tags(value: Any) -> dict[str, str] | None:
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse options that there are not."""
+    """Refuse names of options that do not exist."""
     listed = sorted(known)
     for one in given:
         if one not in listed:

@@ -1,10 +1,10 @@
-"""Files of ours, also in folders where others may write: each is new, or known to be ours, before anything is written.
+"""Files of ours, also in folders where others may write: each is new, or verified to be ours, before it is written.
 
-In a folder such as /tmp anybody can put something under a name before we use it: a link to a file of ours, a pipe, a
-file of theirs that they can read. So what is written anew is created, never opened (`O_EXCL`); what is appended to is
-looked at through its descriptor first; and links and files of strangers are refused there. That rule is the kernel's
-own (`fs.protected_symlinks`, `fs.protected_regular`). It is repeated here because it is off on some machines, and
-because SQLite and we resolve links by ourselves, which the kernel does not see.
+In a folder such as /tmp anyone can put something under a name before we use it: a link to a file of ours, a pipe, a
+file of theirs that they can read. So a new file is created, never opened (`O_EXCL`); a file to append to is checked
+through its descriptor first; and links and files of strangers are refused there. That is the kernel's own rule
+(`fs.protected_symlinks`, `fs.protected_regular`). It is repeated here because it is off on some machines, and because
+SQLite and we resolve links by ourselves, which the kernel does not see.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ NO_LINK: Final[int] = getattr(os, "O_NOFOLLOW", 0)
 NEW: Final[int] = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_CLOEXEC", 0)
 _APPEND: Final[int] = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK | getattr(os, "O_CLOEXEC", 0)
 LINKS_MAX: Final = 40
-"""How many links are followed from one name, as in Linux."""
+"""The maximum number of links that are followed from one name, as in Linux."""
 _numbers: Final = itertools.count(1)
 
 
 def create(path: str) -> int:
-    """Return the descriptor of a new file that only its owner may read. What a killed process left there goes."""
+    """Return the descriptor of a new file that only its owner may read. A leftover of a killed process is replaced."""
     try:
         return os.open(path, NEW, 0o600)
     except FileExistsError:
@@ -40,7 +40,7 @@ def create(path: str) -> int:
 
 @contextlib.contextmanager
 def naming(path: str) -> Generator[None]:
-    """Say which file the machine refuses to write, and why: the disk is full, the folder is missing."""
+    """Turn the machine's refusal to write a file into a message that says which file and why."""
     try:
         yield
     except OSError as error:
@@ -51,7 +51,9 @@ def naming(path: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def part_file(path: str) -> Generator[tuple[str, BinaryIO]]:
-    """Give the name of a new file beside a path, and what writes to it. It goes if the block raises."""
+    """Give the name of a new file beside a path, and an object that writes to it. The file is removed if the block
+    raises.
+    """
     part = f"{path}.{os.getpid()}-{next(_numbers)}.part"
     with naming(path):
         descriptor = create(part)
@@ -66,10 +68,10 @@ def part_file(path: str) -> Generator[tuple[str, BinaryIO]]:
 
 
 def append_to(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor that appends to a file of ours, which is made if there is none."""
+    """Return a descriptor that appends to a file of ours, which is created if it does not exist."""
     try:
         descriptor = os.open(path, _APPEND | getattr(os, "O_NONBLOCK", 0), 0o600)
-    except OSError as error:  # a link, or a pipe that nobody reads
+    except OSError as error:  # a link, or a pipe without a reader
         raise Misuse(f"{os.fspath(path)} cannot be written: {error.strerror}.") from error
     if not _is_own(os.fstat(descriptor)):
         os.close(descriptor)
@@ -78,7 +80,7 @@ def append_to(path: str | os.PathLike[str]) -> int:
 
 
 def refuse_unwritable(path: str | os.PathLike[str]) -> None:
-    """Raise `Misuse` unless a file of this name can be put there: nothing is, or an ordinary file."""
+    """Raise `Misuse` unless the path is free or an ordinary file, in a folder that can be written."""
     name = os.fspath(path)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.lstat(name).st_mode):
@@ -98,7 +100,7 @@ def replace(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def name_new(part: str, path: str) -> None:
-    """Give a complete file its name, durably, unless something of that name is there by now (`FileExistsError`)."""
+    """Give a complete file its name, durably. Raises `FileExistsError` if the name is in use by now."""
     os.close(os.open(path, NEW, 0o600))  # the name is ours from here on
     os.replace(part, path)
     descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
@@ -110,7 +112,7 @@ def name_new(part: str, path: str) -> None:
 
 # -- what strangers may have put there ---------------------------------------------------------------------------------
 def behind_links(path: str) -> str:
-    """Return the name of the file that a path leads to. A stranger's link in a shared folder is refused."""
+    """Return the file that a path leads to through links. A stranger's link in a shared folder is refused."""
     for _ in range(LINKS_MAX):
         if not os.path.islink(path):
             return path
@@ -121,9 +123,9 @@ def behind_links(path: str) -> str:
 
 
 def planted(path: str) -> str:
-    """Return why what is at a path is not used: a stranger may have put it there. An empty text if that cannot be.
+    """Return why a file at a path is not used: a stranger may have put it there. An empty text if that is impossible.
 
-    In a folder where all can write, it has to belong to this user or to the owner of the folder, and have one name.
+    In a folder where all can write, the file must belong to this user or to the owner of the folder, and have one name.
     """
     folder = os.path.dirname(path) or "."
     if os.name != "posix":
@@ -136,7 +138,7 @@ def planted(path: str) -> str:
 
 
 def refuse_planted(path: str, folder: int, name: str) -> None:
-    """Raise `Misuse` if a stranger may have put a file of this name into an open folder: they could read it."""
+    """Raise `Misuse` if a stranger may have put a file of this name into an open folder, where they could read it."""
     if os.name != "posix":
         return
     try:
@@ -151,14 +153,16 @@ def _why_planted(path: str, folder: str, shared: os.stat_result, found: os.stat_
     if not _is_shared(shared.st_mode) or (found.st_uid in (os.geteuid(), shared.st_uid) and found.st_nlink == 1):
         return ""
     return (
-        f"{path} belongs to somebody else, or has a second name, and everybody can write in {folder}: it may have been "
+        f"{path} belongs to another user, or has a second name, and every user can write in {folder}: it may have been "
         "put there to be used by mistake. Nothing was changed. Use a folder in which only you can write, or work as "
-        "the user whom it belongs to."
+        "the user who owns it."
     )
 
 
 def _is_shared(mode: int) -> bool:
-    """Tell whether strangers can make files in a folder: everybody can, or a group in a folder that is said to be."""
+    """Return True if strangers can make files in a folder: every user can, or a group in a folder with the
+    sticky bit.
+    """
     return bool(mode & stat.S_IWOTH or (mode & stat.S_ISVTX and mode & stat.S_IWGRP))
 
 

@@ -1,4 +1,4 @@
-"""How long what has ended is kept."""
+"""How long ended runs and keys of actions are kept."""
 
 from dataclasses import dataclass
 from datetime import timedelta

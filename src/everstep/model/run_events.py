@@ -28,17 +28,17 @@ class RunStarted(Body):
     restored: int = 0
     """How often the store had been restored from a backup when the run was started."""
     life: str = ""
-    """The life of the store then: another one after each restored backup, and no other store's."""
+    """The store's life at that time. Each restored backup begins a new one, and no two stores share one."""
     chain: str = ""
-    """The id of the chain key that the run's digests are made with, if they are."""
+    """The id of the chain key that the run's digests are made with; empty without a key."""
     unseen: bool = False
-    """The parent that started it may have done so before, in a part of its history that is lost."""
+    """True if the parent may already have started this run before, in a part of its history that is lost."""
     unchecked: bool = False
-    """It was started by its workflow's name, where what the workflow declares of its arguments was not known."""
+    """The run was started by its workflow's name, where the types of the workflow's parameters were not known."""
     budget: Allotment | None = None
     """How much the run may use, with its children."""
     carried: Carried | None = None
-    """What the run takes along from its history before this one, if its code said `continue_as`."""
+    """What the run takes with it from its previous history, if its code said `continue_as`."""
     forked: Forked | None = None
     """The run and the event that it was forked from."""
 
@@ -57,7 +57,7 @@ class CancelRequested(Outcome):
 class RollbackRequested(Outcome):
     """A rollback was requested. The run's code does not run; steps in doubt are settled first.
 
-    `uncompensated`: it was allowed to leave effects as they are that must not happen twice and have no compensation.
+    `uncompensated`: the caller allowed effects to stay that must not happen twice and have no compensation.
     """
 
     by: str = ""
@@ -67,7 +67,7 @@ class RollbackRequested(Outcome):
 
 
 class CompensationStarted(Body):
-    """The run failed, or is rolled back: from here on nothing is done but to undo `steps` (calls), in this order.
+    """The run failed or is rolled back: from here on it only compensates `steps` (calls), in this order.
 
     `because` is `failure`, with the error and the call whose failure it is, or `rollback`. `forced` when the code did
     not end by itself.
@@ -125,15 +125,15 @@ class RunRetried(Body):
     call: int = 0
     by: str = ""
     crossed: list[int] = []
-    """Outcomes of `once` steps that no longer count and did happen: each is given to the next call that is the same."""
+    """Outcomes of `once` steps that no longer count and did happen: each is given to the next identical call."""
 
 
 class RunRepaired(Body):
     """The history was damaged. What came after the last good event was archived, and the run continues from there.
 
-    What was begun in the archived part cannot be seen any more. So from here on a step that must not happen twice is in
-    doubt when the code asks for it, until a person accepts that nothing is missing; unless the damage was only in the
-    run's row, and nothing is `lost`.
+    What was begun in the archived part is unknown. So from here on a step that must not happen twice is in doubt when
+    the code asks for it, until a person accepts that nothing is missing; unless the damage was only in the run's row,
+    and nothing is `lost`.
     """
 
     archived: int = 0
@@ -146,19 +146,19 @@ class RunRepaired(Body):
     steps: list[str] = []
     """Steps that were begun in the archived part, as far as it could be read."""
     workers: list[str] = []
-    """Who began them."""
+    """The workers that began them."""
     status: str = "queued"
-    """What the run was after the repair: `queued`, or `held` if it was held before."""
+    """The run's status after the repair: `queued`, or `held` if it was held before."""
     by: str = ""
     note: str = ""
 
 
 class RunRestored(Body):
-    """The store was restored from a backup, so what the run did after the backup is forgotten here.
+    """The store was restored from a backup, so what the run did after the backup is missing here.
 
-    Or so it was with the store that the run was imported or forked from. From here on a step that must not happen twice
-    is in doubt when the code asks for it, until a person accepts that nothing is missing. `number` counts the restores
-    of the store, and `life` is its life since.
+    Or that is true of the store from which the run was imported or forked. From here on a step that must not happen
+    twice is in doubt when the code asks for it, until a person accepts that nothing is missing. `number` counts the
+    restores of the store, and `life` is its life since.
     """
 
     number: int = 0
@@ -179,7 +179,7 @@ class RunCompleted(Body):
 
 
 class RunFailed(Body):
-    """The run's failure. `call`: the step or child whose failure it is, if it is one's; `forced` as in a cancel.
+    """The run's failure. `call`: the step or child that failed, if one did; `forced` as in a cancel.
 
     `secret`: it came from a secret step, so of the error only its type is shown.
     """
@@ -192,7 +192,7 @@ class RunFailed(Body):
 
 
 class RunCancelled(Body):
-    """The run ended because it was cancelled; `forced` when its code was not waited for. Or it was rolled back."""
+    """The run was cancelled or rolled back; `forced` when the engine did not wait for its code to end."""
 
     forced: bool = False
     rolled_back: bool = False
@@ -221,14 +221,14 @@ class GraphMoved(Body):
 
     call: int
     after: str = ""
-    """The finished visit, such as `check#2`. Nothing at the start."""
+    """The finished visit, such as `check#2`. Empty at the start."""
     took: list[list[str]] = []
     """Source and target of each edge; in a fan-out over a list also how many items it had."""
     begins: list[str] = []
     queued: list[str] = []
-    """What could begin from now on, and waits for a place (`max_concurrency`)."""
+    """Visits that could begin now, and wait for a place (`max_concurrency`)."""
     awaits: list[str] = []
-    """The nodes that have been reached, and wait for other branches before they begin."""
+    """Nodes that have been reached, and wait for other branches before they begin."""
     items: msgspec.Raw = NO_PAYLOAD
     """The items of a fan-out over a list, by the node that is visited for each of them."""
     ref: str = ""

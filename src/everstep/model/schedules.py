@@ -1,12 +1,12 @@
-"""Schedules: when they are due, and what is to be done then. Pure: no clock, no store.
+"""Schedules: when they are due, and what to do then. Pure: no clock, no store.
 
-A tick is a time at which a run is to be started. Ticks are those of a cron expression in a time zone, or those of an
+A tick is a time at which a run is started. Ticks are those of a cron expression in a time zone, or those of an
 interval, which counts from the beginning of 1970, so that they are the same wherever and whenever they are computed.
 
-Where clocks are put forward or back, a cron expression with a fixed hour and minute means one tick for each such time
-of a day: one that does not exist becomes the first moment that does, and of one that comes twice the first counts. An
-expression with a `*` or `*/n` in the hour or minute goes by what the clock on the wall shows, minute by minute: what is
-left out there is left out, and what comes twice is twice.
+Where clocks are put forward or back, a cron expression with a fixed hour and minute has one tick for each such time of
+a day: a time that does not exist becomes the first moment that does, and of a time that comes twice the first counts.
+An expression with a `*` or `*/n` in the hour or minute follows the wall clock minute by minute: what that clock leaves
+out has no tick, and what it shows twice has two.
 """
 
 from collections import deque
@@ -31,13 +31,13 @@ CATCH_UPS: Final = ("newest", "all", "none")
 
 SECOND: Final = 1_000_000
 LATE_SECONDS: Final = 60
-"""With `catch_up="none"`, a tick that is late by more than this is not started."""
+"""With `catch_up="none"`, a tick that is late by more than this many seconds is not started."""
 MISSED_MAX: Final = 1_000
-"""So many missed ticks are counted at once; there may be more."""
+"""The maximum number of missed ticks that are counted at once; there may be more."""
 BACKFILL_MAX: Final = 1_000
 """Maximum number of ticks of one backfill."""
 COMPARED: Final = 20
-"""So many ticks are looked at to tell how close they are."""
+"""The number of ticks that are compared to find the shortest distance between two."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)
 _LOOK: Final = timedelta(hours=6)
@@ -51,14 +51,14 @@ class Definition(msgspec.Struct, kw_only=True, omit_defaults=True):
     arguments: msgspec.Raw
     """Their payload."""
     digest: str
-    """That of the arguments."""
+    """The digest of the arguments."""
     cron: str = ""
     zone: str = "UTC"
     every: int = 0
     offset: int = 0
-    """By how much the ticks of an interval are moved."""
+    """By how much the ticks of an interval are shifted."""
     jitter: int = 0
-    """A tick is started by up to so much later: always the same for a tick, and another for each."""
+    """The maximum delay of a tick's start. The delay is random per tick, and the same for a tick on every worker."""
     overlap: Overlap = "skip"
     catch_up: CatchUp = "newest"
     catch_up_max: int = 100
@@ -68,25 +68,25 @@ class Definition(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class State(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How a schedule stands."""
+    """The state of a schedule."""
 
     tick: int | None = None
-    """The next one. None: there will be no more."""
+    """The next tick, or None if there will be no more."""
     asked: list[int] = []
-    """Ticks that somebody asked for, by a trigger or a backfill, and that are not started yet."""
+    """Ticks that a person asked for, by a trigger or a backfill, and that are not started yet."""
     buffered: int | None = None
-    """A tick that is started when the runs under way have ended."""
+    """A tick that is started when the current runs have ended."""
     active: list[str] = []
-    """Runs that had not ended when this was written. With `overlap="allow"` nobody asks, so there are none."""
+    """Runs that had not ended when this was written. Empty with `overlap="allow"`, which does not need them."""
     last_tick: int | None = None
     last_run: str = ""
     fired: int = 0
     skipped: int = 0
-    """Ticks that were not started because an earlier run was under way."""
+    """Ticks that were not started because an earlier run had not ended."""
     missed: int = 0
     """Ticks that were not started because no worker was there in time."""
     stopped_at: int | None = None
-    """Since when it is paused."""
+    """When it was paused."""
     note: str = ""
     by: str = ""
     restores: int = 0
@@ -96,7 +96,7 @@ class State(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Decision(msgspec.Struct):
-    """What is to be done about a schedule, and how it stands then."""
+    """What to do about a schedule now, and its state after that."""
 
     state: State
     starts: list[int]
@@ -104,13 +104,13 @@ class Decision(msgspec.Struct):
 
 
 def tick_text(tick: int) -> str:
-    """Return a tick as it stands in the id of its run: `2026-11-16T09:00:00Z`."""
+    """Return a tick as the id of its run contains it: `2026-11-16T09:00:00Z`."""
     moment = _EPOCH + timedelta(microseconds=tick)
     return moment.isoformat(timespec="microseconds" if tick % SECOND else "seconds").replace("+00:00", "Z")
 
 
 def run_of_tick(name: str, tick: int) -> str:
-    """Return the id of the run of a tick: the same whoever starts it."""
+    """Return the id of a tick's run: the same on every worker."""
     return f"{name}@{tick_text(tick)}"
 
 
@@ -149,10 +149,10 @@ def _cron_ticks(expression: str, zone: "ZoneInfo", after: int) -> Iterator[int]:
 
 
 def _shown(expression: str, zone: "ZoneInfo", after: datetime) -> Iterator[datetime]:
-    """Give the moments at which the clock on the wall shows what an expression names.
+    """Give the moments at which the wall clock shows a time that an expression names.
 
-    Between two of its changes that clock is as far ahead of UTC all the time. So each such stretch is computed by
-    itself, by whatever the clock is changed at its ends: half an hour, two hours, or a day.
+    Between two of its changes that clock has a constant offset from UTC. So each such stretch is computed by itself,
+    however far the clock is moved at its ends: half an hour, two hours, or a day.
     """
     from cronsim import CronSim
 
@@ -175,7 +175,7 @@ def _ahead(moment: datetime, zone: "ZoneInfo") -> timedelta:
 
 
 def _change(zone: "ZoneInfo", since: datetime, until: datetime, ahead: timedelta) -> datetime | None:
-    """Return when a zone's clock is changed next, after one moment and no later than another, or None."""
+    """Return when a zone's clock changes next, after one moment and no later than another, or None."""
     early = since.replace(microsecond=0)
     while early < until:
         late = min(early + _LOOK, until)
@@ -192,13 +192,13 @@ def _change(zone: "ZoneInfo", since: datetime, until: datetime, ahead: timedelta
 
 
 def has_fixed_time(expression: str) -> bool:
-    """Tell whether a cron expression names hours and minutes, rather than to go by every one of them."""
+    """Return True if a cron expression names fixed hours and minutes, without a `*` in them."""
     *_, minute, hour, _, _, _ = expression.split()
     return not minute.startswith("*") and not hour.startswith("*")
 
 
 def _existing(local: datetime, zone: "ZoneInfo") -> datetime:
-    """Return a local time as a moment: the first of two, or if there is none the first one after the gap."""
+    """Return a local time as a moment: the first of two, or the first one after the gap if it does not exist."""
     moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if moment.astimezone(zone).replace(tzinfo=None) == local:
         return moment
@@ -218,7 +218,7 @@ def _microseconds(moment: datetime) -> int:
 
 
 def newest_ticks(definition: Definition, first: int, until: int, most: int) -> list[int]:
-    """Return the newest ticks between two times, both included, however long the time and however many there are."""
+    """Return the newest ticks between two times, both included. The cost does not depend on how many there are."""
     span = SECOND
     while True:
         start = max(first, until - span)
@@ -233,7 +233,7 @@ def newest_ticks(definition: Definition, first: int, until: int, most: int) -> l
 
 
 def count_ticks(definition: Definition, first: int, until: int, most: int) -> int:
-    """Return how many ticks there are from one time to before another, or `most` if there are more."""
+    """Return how many ticks there are from one time until before another, at most `most`."""
     count = 0
     for tick in ticks_after(definition, first - 1):
         if tick >= until or count >= most:
@@ -243,7 +243,7 @@ def count_ticks(definition: Definition, first: int, until: int, most: int) -> in
 
 
 def jitter_of(definition: Definition, name: str, tick: int) -> int:
-    """Return by how much a tick is started later: derived from its name, so the same on every worker."""
+    """Return the delay of a tick's start: derived from its name, so the same on every worker."""
     if not definition.jitter:
         return 0
     number = int.from_bytes(digest_of(run_of_tick(name, tick).encode())[:8], "big")
@@ -252,7 +252,7 @@ def jitter_of(definition: Definition, name: str, tick: int) -> int:
 
 # -- deciding --------------------------------------------------------------------------------------------------------
 def decide(name: str, definition: Definition, state: State, at: int, is_under_way: Callable[[str], bool]) -> Decision:
-    """Return what is to be done about a schedule at a time."""
+    """Return what to do about a schedule at a time."""
     state = msgspec.structs.replace(state, active=[run for run in state.active if is_under_way(run)])
     decision = Decision(state, [], [])
     for tick in state.asked:
@@ -290,7 +290,7 @@ def _start(name: str, definition: Definition, decision: Decision, tick: int) -> 
 
 
 def _due(name: str, definition: Definition, state: State, at: int) -> list[int]:
-    """Return the ticks that are to be started by now, and move on to the next one."""
+    """Return the ticks that are due now, and move on to the next one."""
     first = state.tick
     if first is None or first + jitter_of(definition, name, first) > at:
         return []
@@ -307,7 +307,7 @@ def _due(name: str, definition: Definition, state: State, at: int) -> list[int]:
 
 
 def wake_time(name: str, definition: Definition, state: State) -> int | None:
-    """Return when there is something to do about a schedule, or None if time alone brings nothing."""
+    """Return when the schedule next needs attention, or None if time alone brings nothing."""
     if state.asked:
         return 0
     if state.stopped_at is not None or state.tick is None:
@@ -327,7 +327,7 @@ def zone_named(name: str) -> "ZoneInfo":
 
 
 def checked(definition: Definition, at: int) -> Definition:
-    """Return a definition if it makes sense, else say what does not."""
+    """Return a definition if it is valid. Raises `Misuse` that says what is wrong."""
     if bool(definition.cron) == bool(definition.every):
         raise Misuse("A schedule has a cron= expression or an every= interval, and not both.")
     if definition.every < 0 or (definition.every and definition.every < SECOND):
@@ -362,7 +362,7 @@ def _check_cron(expression: str) -> None:
 
 
 def _check_jitter(definition: Definition, at: int) -> None:
-    """Ticks must not overtake each other."""
+    """Refuse a jitter that lets ticks overtake each other."""
     first = next_tick(definition, at)
     if first is None:
         raise Misuse(f"{definition.cron!r} never matches a date.")

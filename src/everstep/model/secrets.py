@@ -1,8 +1,7 @@
-"""What is secret is stored, and never shown. Everything that shows an event goes through here.
+"""Secrets are stored, and never shown. Everything that shows an event uses this module.
 
-What is exported goes through here as well: an event without what is secret in it keeps the digest of what it was, so
-that the chain goes on behind it, and says that something was left out. Nothing is ever done again because of that: such
-a history can be looked at, and no more.
+So does everything that exports: an event without its secrets keeps the digest of the original, so that the chain
+continues after it, and says that something was left out. Such a history can be inspected, and never executed.
 """
 
 from typing import Any, Final
@@ -10,21 +9,21 @@ from typing import Any, Final
 import msgspec
 
 HIDDEN: Final = "(secret)"
-"""Stands for what is not shown."""
+"""Shown in the place of a secret."""
 
 FIELDS: Final = ("arguments", "details", "error", "preview", "ref", "value", "whole", "whole_ref", "why")
-"""The fields of bodies that have, or give away, what a secret step was given, returned or raised."""
+"""The fields of bodies that contain, or give away, a secret step's arguments, return value or error."""
 
 
 def shown_body(body: dict[str, Any]) -> dict[str, Any]:
-    """Return an event's body, as plain data, as anybody may see it."""
+    """Return an event's body, as plain data, without its secrets."""
     if not body.get("secret"):
         return _with_hidden_steps(body) if "carried" in body else body
     return {name: HIDDEN if name in FIELDS else value for name, value in body.items()}
 
 
 def _with_hidden_steps(body: dict[str, Any]) -> dict[str, Any]:
-    """Hide what secret steps of older generations were given and returned."""
+    """Hide the arguments and outcomes of secret steps of older generations."""
     carried = body["carried"]
     if not isinstance(carried, dict) or not isinstance(carried.get("undoable"), list):
         return body
@@ -33,18 +32,18 @@ def _with_hidden_steps(body: dict[str, Any]) -> dict[str, Any]:
 
 
 LEFT_OUT: Final = "left_out"
-"""The field of a body that says that what is secret was left out of it."""
+"""The field of a body that says that its secrets were left out."""
 REFS: Final = ("ref", "whole_ref")
-"""The fields that name payloads beside the event."""
+"""The fields that name payloads stored outside the event."""
 
 
 def has_secrets(body: bytes) -> bool:
-    """Tell whether something in an event's body is secret. What cannot be read may be."""
+    """Return True if an event's body has a secret, or cannot be read."""
     return b'"secret":true' in body and without_secrets(body) != body
 
 
 def without_secrets(body: bytes) -> bytes:
-    """Return an event's body with nothing in it that is secret; as it is if nothing is."""
+    """Return an event's body without its secrets; unchanged if it has none."""
     try:
         plain = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -60,7 +59,7 @@ def without_secrets(body: bytes) -> bytes:
 
 
 def is_left_out(body: bytes) -> bool:
-    """Tell whether what was secret in an event's body was left out."""
+    """Return True if secrets were left out of an event's body."""
     try:
         return bool(msgspec.json.decode(body, type=_LeftOut).left_out)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -72,13 +71,13 @@ class _LeftOut(msgspec.Struct):
 
 
 def error_without_text(payload: Any) -> Any:
-    """Return the payload of an error, as plain data, with nothing but its type."""
+    """Return the payload of an error, as plain data, with only its type."""
     facts = payload[0] if isinstance(payload, list) and payload and isinstance(payload[0], dict) else {}
     return [shown_error(facts, secret=True)]
 
 
 def _without_refs(body: dict[str, Any]) -> dict[str, Any]:
-    """Payloads that are secret are not there, so nothing names them."""
+    """Remove the references to secret payloads, because the payloads are left out."""
     if body.get("secret"):
         return {name: value for name, value in body.items() if name not in REFS}
     carried = body["carried"]
@@ -87,5 +86,5 @@ def _without_refs(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown_error(facts: dict[str, Any], *, secret: bool) -> dict[str, Any]:
-    """Return the facts of an error as anybody may see them: of a secret one, only its type."""
+    """Return the facts of an error without its secrets: of a secret error, only its type."""
     return {"type": facts.get("type", ""), "message": HIDDEN, "traceback": ""} if secret else facts

@@ -1,4 +1,4 @@
-"""The statuses of a run and the legal arrows between them. Everything else asks this table."""
+"""The statuses of a run and the legal arrows between them. All other code uses this table."""
 
 from typing import Final, Literal
 
@@ -9,13 +9,13 @@ ENDED: Final[frozenset[Status]] = frozenset({"completed", "failed", "cancelled"}
 UNFINISHED: Final[frozenset[Status]] = frozenset(STATUSES) - ENDED
 
 ARROWS: Final[dict[Status, frozenset[Status]]] = {
-    # A driver keeps `running`, comes to rest in `waiting`, or gives the run back as `queued`.
+    # A driver keeps `running`, settles in `waiting`, or gives the run back as `queued`.
     "queued": frozenset({"queued", "running", "waiting", "held", "completed", "failed", "cancelled"}),
     "running": frozenset({"queued", "running", "waiting", "held", "completed", "failed", "cancelled"}),
     "waiting": frozenset({"queued", "running", "waiting", "held", "completed", "failed", "cancelled"}),
-    # A held run moves only by a resolution: on again, or to its end.
+    # A held run leaves this status only by a resolution: it continues, or it ends.
     "held": frozenset({"held", "queued", "cancelled"}),
-    # An ended run moves only when somebody says `retry` (failed), `restart` or `rollback` (any).
+    # An ended run leaves its status only by `retry` (failed), `restart` or `rollback` (any).
     "completed": frozenset({"queued", "running"}),
     "failed": frozenset({"queued", "running"}),
     "cancelled": frozenset({"queued", "running"}),
@@ -23,5 +23,5 @@ ARROWS: Final[dict[Status, frozenset[Status]]] = {
 
 
 def may_become(before: Status, after: Status) -> bool:
-    """Tell whether a run may go from one status to another. What is no status, as damage leaves it, leads to a hold."""
+    """Return True if a run may go from one status to another. From a damaged status it may only become held."""
     return after in ARROWS.get(before, {"held"})

@@ -1,8 +1,8 @@
 """Looking at a user's object without trusting it: its text, its class, its attributes.
 
-Each of them may be a user's code. It may raise anything, `KeyboardInterrupt` too, or return something else than it
-should. An error has to be recorded all the same, or its run would never end: nothing here raises. (Code that never
-returns cannot be helped: it blocks its thread here as it does anywhere else.)
+Each of them may run a user's code, which may raise anything, `KeyboardInterrupt` too, or return a value of the wrong
+type. An error must be recorded all the same, or its run would never end: nothing here raises. (Code that never returns
+blocks its thread here as it does anywhere else.)
 
 The one exception is what a program's handler of a signal raises meanwhile, which is no fault of the object: it passes
 through. (Ctrl-C by Python's own handler cannot be told from an object that raises `KeyboardInterrupt`.)
@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any, Final
 
 TEXT_MAX: Final = 8_000
-"""Characters of a user's text that are kept."""
+"""The maximum number of characters of a user's text that are kept."""
 
 # The slots themselves: a class or its metaclass may put properties of its own over their names.
 bases_of: Final = type.__dict__["__mro__"].__get__
@@ -42,9 +42,9 @@ class Stopped(Exception):
 
 
 def raise_if_no_answer(error: BaseException) -> None:
-    """Raise what says nothing about the function of a user's that was called: a stop, or a refusal by the machine.
+    """Raise an error that says nothing about the user's function: a stop, or a refusal by the machine.
 
-    A stop that is to end the process is raised as it is. Any other stops what it was raised for, and nothing else.
+    A stop that ends the process is raised as it is. Any other becomes `Stopped`, which ends only the current work.
     """
     from asyncio import CancelledError  # a program that only declares does without
 
@@ -55,7 +55,9 @@ def raise_if_no_answer(error: BaseException) -> None:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether the machine refused memory, a thread or a descriptor: no fault of the run that asked for it."""
+    """Return True if the machine refused memory, a thread or a descriptor. That is no fault of the run that asked for
+    it.
+    """
     if is_a(error, OSError):
         return attribute(error, "errno") in REFUSED
     return is_a(error, MemoryError) or (is_a(error, RuntimeError) and "start new thread" in text_of(error))
@@ -72,13 +74,13 @@ def attempted(function: Callable[..., Any], *args: Any, default: Any = None) -> 
 
 
 def attribute(value: object, name: str, default: Any = None) -> Any:
-    """Return an attribute of a user's object, or `default` if it has none or cannot be asked."""
+    """Return an attribute of a user's object, or `default` if it has none or raises."""
     return attempted(getattr, value, name, default, default=default)
 
 
 def is_a(value: object, *classes: type) -> bool:
-    """Tell whether a value is of one of these classes, as `except` does: no `__class__` or metaclass is asked."""
-    for base in bases_of(type(value)):  # a loop: this is asked of each member of a group, and `any` takes far longer
+    """Return True if a value is of one of these classes, as `except` decides: without its `__class__` or metaclass."""
+    for base in bases_of(type(value)):  # a loop: this is called for each member of a group, and `any` takes far longer
         for one in classes:
             if base is one:
                 return True
@@ -91,7 +93,7 @@ def type_name(value: object) -> str:
 
 
 def members_of(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the exceptions in a group, and none of any other."""
+    """Return the exceptions in a group; an empty tuple for any other error."""
     members: tuple[BaseException, ...] = _MEMBERS(error) if is_a(error, BaseExceptionGroup) else ()
     return members
 
@@ -112,12 +114,12 @@ def qualified_name(value: object) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text that may be of a subclass of `str` as a plain one that UTF-8 can encode."""
+    """Return a text, perhaps of a subclass of `str`, as a plain `str` that UTF-8 can encode."""
     return str.__str__(text).encode("utf-8", "backslashreplace").decode()
 
 
 def is_encodable(text: str) -> bool:
-    """Tell whether UTF-8 can encode a text: it cannot if there is half a character in it."""
+    """Return True if UTF-8 can encode a text: it cannot encode a lone surrogate."""
     try:
         str.encode(text)
     except UnicodeEncodeError:
@@ -126,7 +128,7 @@ def is_encodable(text: str) -> bool:
 
 
 def text_of(value: object, by: Callable[[Any], Any] = str, most: int = TEXT_MAX) -> str:
-    """Return a bounded text of anything. One that cannot be read is replaced by a note that says so."""
+    """Return a bounded text of any object. If the object raises, the text says so."""
     try:
         text = by(value)
         length = str.__len__(text)
@@ -139,15 +141,15 @@ def text_of(value: object, by: Callable[[Any], Any] = str, most: int = TEXT_MAX)
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type and text in a line."""
+    """Return an error's type and text in one line."""
     text = text_of(error)
     return f"{type_name(error)}: {text}" if text else type_name(error)
 
 
 def ends_process(error: BaseException) -> bool:
-    """Tell whether an error was raised to end this process: by Ctrl-C, or by a signal handler that raises.
+    """Return True if an error was raised to end this process: by Ctrl-C, or by a signal handler.
 
-    `sys.exit()` in a run's own code does not: what one run does must not end the others.
+    `sys.exit()` in a run's own code does not count: what one run does must not end the others.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -155,7 +157,7 @@ def ends_process(error: BaseException) -> bool:
 
 
 def was_signalled(error: BaseException) -> bool:
-    """Tell whether the program's own handler of a signal raised this, and not the code that it was raised in."""
+    """Return True if the program's own signal handler raised this, and not the code that it interrupted."""
     return is_a(error, KeyboardInterrupt, SystemExit) and _came_from_a_handler(error)
 
 
@@ -178,10 +180,10 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose handlers may raise: a record that they lose changes nothing about a run."""
+    """A logger that ignores what its handlers raise: a lost record changes nothing about a run."""
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """Log a record, if the handlers take it."""
+        """Log a record; errors of the handlers are ignored."""
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
         try:
             super().log(level, msg, *args, **kwargs)
@@ -196,10 +198,10 @@ def logger(name: str) -> Log:
 
 
 def log_error(log: Log, message: str, *args: Any, error: BaseException) -> None:
-    """Log that a user's code raised, with where it did. If the error itself cannot be formatted: with its text."""
+    """Log that a user's code raised, with its traceback. If the error cannot be formatted, with its text."""
     try:
         log.logger.error(message, *args, exc_info=(type(error), error, traceback_of(error)))
-    except BaseException as raised:  # formatting a traceback asks the error for its text, cause and notes
+    except BaseException as raised:  # formatting a traceback runs the error's own code: its text, cause and notes
         if raised is not error and ends_process(raised):
             raise
         log.error(message + ": %s", *args, described(error))  # noqa: G003  # the message has places for its arguments

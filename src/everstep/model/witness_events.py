@@ -8,7 +8,7 @@ from everstep.model.event_base import NO_PAYLOAD, Body
 
 
 class WitnessTaken(Body):
-    """The run remembers a fact about the outside, and is held when it no longer holds (or as `on_drift` says).
+    """The run remembers a fact about the outside, and is held when it is no longer true (or as `on_drift` says).
 
     `on_drift` is `hold`, `fail`, `ignore`, or the name of the function that decides.
     """
@@ -20,11 +20,13 @@ class WitnessTaken(Body):
     ref: str = ""
     source: str = ""
     recipe: list[Any] = []
-    """How the witness was made, where its subject does not say it: for who compares without the run's code."""
+    """How the witness was made, where its subject does not say it. A process without the run's code needs it to
+    compare.
+    """
 
 
 class WitnessChanged(Body):
-    """The run itself changed a file: folders that it remembers, and that have it, are remembered with it.
+    """The run itself changed a file: folders that it remembers, and that contain the file, are updated as well.
 
     `digest` is that of the new content; empty if the file is gone, `folder` if a folder was made there.
     """
@@ -36,7 +38,7 @@ class WitnessChanged(Body):
 
 
 class WitnessReleased(Body):
-    """The run no longer cares about a fact."""
+    """The run no longer remembers a fact."""
 
     call: int
     subject: str
@@ -54,6 +56,6 @@ class DriftJudged(Body):
     by: str = ""
     """The function's name."""
     why: str = ""
-    """If it could not decide: what went wrong."""
+    """What went wrong, if it could not decide."""
     fact: msgspec.Raw = NO_PAYLOAD
     ref: str = ""

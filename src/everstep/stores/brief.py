@@ -1,33 +1,31 @@
-"""How long a thread waits for a database: as long as it takes, but the thread of an application's loop only briefly.
+"""How long a thread waits for a database: without a limit, except on the thread of an application's loop.
 
 What is asked of a store within `briefly` raises `Busy` as soon as it has waited for `LOOP_SECONDS`, or would have to
-wait for what takes longer: a new connection, a lock that another thread of this process has. Nothing has been changed
-then, and the caller asks again on another thread, where it may take as long as it takes.
+wait for what may take longer: a new connection, a lock that another thread of this process has, files. Nothing has been
+changed then, and the caller asks again on another thread, where it may take as long as it takes.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 LOOP_SECONDS: Final = 0.05
-"""How long the loop of an application waits for a database."""
+"""How long the loop of an application waits for a database, in seconds."""
 QUICK_SECONDS: Final = 0.01
-"""A store that was slow is asked on the loop again, once an answer on another thread took no longer than this."""
+"""A store that was slow is called on the loop again once a call on another thread took no longer than this (seconds).
+"""
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Busy(Exception):
-    """The store would have to be waited for. Nothing was done: the caller asks again, on a thread that may wait."""
+    """The call would have to wait for the store. Nothing was done: the caller calls again on a thread that may wait."""
 
 
 class _Thread(threading.local):
     until: float | None = None
-    """When the waiting of this thread ends, by the monotonic clock; None if it has no end."""
+    """When this thread stops waiting, by the monotonic clock; None for no limit."""
 
 
 _thread: Final = _Thread()
@@ -44,41 +42,21 @@ def briefly(function: Callable[..., R], /, *args: Any, **named: Any) -> R:
 
 
 def waits_until() -> float | None:
-    """Return when this thread has waited for long enough; None if it may wait as long as it takes."""
+    """Return when this thread must stop waiting; None if it may wait as long as it takes."""
     return _thread.until
 
 
 def refuse_when_brief() -> None:
-    """Raise `Busy` on a thread that waits only briefly: what comes next takes longer, or cannot be broken off."""
+    """Raise `Busy` on a thread that waits only briefly, because what comes next takes longer or cannot be
+    interrupted.
+    """
     if _thread.until is not None:
         raise Busy
 
 
 def acquire(lock: "threading.Lock | threading.Semaphore") -> None:
-    """Take a lock that others may have for long. Raises `Busy` on a thread that waits only briefly."""
+    """Take a lock that other threads may hold for long. Raises `Busy` on a thread that waits only briefly."""
     if (until := _thread.until) is None:
         lock.acquire()
     elif not lock.acquire(timeout=max(0.0, until - time.monotonic())):
         raise Busy
-
-
-def at_once(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function that only asks the kernel be called on a loop although a detector of blocking calls is active.
-
-    Such a detector counts each `os.stat` where a loop runs. What is asked here has its answer in memory, and is no
-    slower than the write to the database beside it, which no detector sees.
-    """
-
-    @wraps(function)
-    def called(*args: P.args, **named: P.kwargs) -> R:
-        events: Any = sys.modules.get("asyncio.events")  # where that is not loaded, no loop runs
-        loop = events._get_running_loop() if events is not None else None
-        if loop is None:
-            return function(*args, **named)
-        events._set_running_loop(None)
-        try:
-            return function(*args, **named)
-        finally:
-            events._set_running_loop(loop)
-
-    return called

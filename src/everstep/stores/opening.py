@@ -7,7 +7,6 @@ from typing import Final, Literal
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption, chain_keys
 from everstep.model.collector import paused_collector
-from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Store
 
 DEFAULT_URL: Final = "sqlite:///everstep.db"
@@ -55,19 +54,19 @@ def _opened(
 ) -> Store:
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
-    if url == "memory:":
-        return MemoryStore(clock=clock)
     if is_postgres(url):
         return _postgres(url, durability=durability, clock=clock, create=create, migrate=migrate)
-    path = _path_of(url)
+    path = _path_of(url) if url != "memory:" else None
     with paused_collector():
-        from everstep.stores.sqlite import SqliteStore
+        from everstep.stores.sqlite import MemoryStore, SqliteStore  # start-up: another kind needs no SQLite
 
+    if path is None:
+        return MemoryStore(clock=clock)
     return SqliteStore(path, durability=durability, clock=clock, create=create, migrate=migrate)
 
 
 def may_be_in_the_making(url: str) -> bool:
-    """Tell whether a URL names a file with next to nothing in it: another process may be at work on it."""
+    """Return True if a URL names an almost empty file: another process may be creating the store in it."""
     try:
         return not is_postgres(url) and os.stat(_path_of(url)).st_size in NEW_BYTES
     except (OSError, Misuse):
@@ -75,7 +74,7 @@ def may_be_in_the_making(url: str) -> bool:
 
 
 def is_postgres(url: str) -> bool:
-    """Tell whether a URL names a PostgreSQL database."""
+    """Return True if a URL names a PostgreSQL database."""
     return url.startswith(("postgresql://", "postgres://"))
 
 
@@ -88,7 +87,7 @@ def _postgres(
     migrate: bool,
 ) -> Store:
     try:
-        from everstep.stores.postgres import PostgresStore
+        from everstep.stores.postgres import PostgresStore  # psycopg is an optional dependency
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "psycopg":
             raise

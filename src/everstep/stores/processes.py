@@ -1,7 +1,7 @@
-"""Whether a process has ended: that is seen by the kernel of its machine, or not at all.
+"""Whether a process has ended: only the kernel of its machine can tell.
 
 A session with a server may end while the process behind it lives: it was stopped, or its network was cut. So a lost
-session is no proof that a process cannot act any more; only the machine on which it ran can tell.
+session does not prove that a process can no longer act.
 """
 
 import os
@@ -11,20 +11,20 @@ from functools import cache
 from typing import Final
 
 from everstep.model.digests import digest_of
-from everstep.stores.brief import at_once
+from everstep.stores.brief import refuse_when_brief
 
 ENDED_STATES: Final = frozenset("ZX")
-"""Of a process that is only there until its parent has taken note of its end, or whose first thread has ended."""
+"""The states of a process that exists only until its parent has noticed its end, or whose first thread has ended."""
 FIRST_TIME_NAMESPACE: Final = "time:[4026531834]"
-"""That in which a machine starts. In any other one, start times of processes are counted from another moment."""
+"""The time namespace in which a machine starts. In any other one, start times of processes count from another moment.
+"""
 
 
 @cache
-@at_once
 def machine() -> str:
-    """Return what names this machine since it was started, and the numbers of its processes; empty where unknown.
+    """Return a name for this machine's boot and its numbering of processes; empty where unknown.
 
-    Containers have numbers of their own, whatever their host is called, and so another name.
+    Containers number their processes themselves, whatever their host is called, and so get another name.
     """
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
@@ -46,7 +46,7 @@ def _time_namespace() -> str:
 
 @cache
 def machine_code() -> str:
-    """Return a few letters for this machine, for names of workers."""
+    """Return a short code for this machine, for names of workers."""
     place = machine()
     if not place:
         import uuid
@@ -56,27 +56,29 @@ def machine_code() -> str:
 
 
 HOST_CHARACTERS_MAX: Final = 40
-"""How much of a host's name is in the names of its workers."""
+"""The maximum number of characters of a host's name in the names of its workers."""
 
 
 def worker_name(host: str, bits: int) -> str:
     """Return a new name for this process among the workers: host, pid, machine, start time, and 32 random bits."""
-    return f"{host[:HOST_CHARACTERS_MAX]}-{os.getpid()}-{machine_code()}-{start_time(os.getpid()):x}.{bits:08x}"
+    return f"{host[:HOST_CHARACTERS_MAX]}-{os.getpid()}-{machine_code()}-{_own_start_time(os.getpid()):x}.{bits:08x}"
 
 
 def is_of_this_process(worker: str) -> bool:
-    """Tell whether a worker is, or was, this process."""
+    """Return True if a worker is, or was, this process."""
     pid, where, started = _place(worker)
-    return (pid, where) == (os.getpid(), machine_code()) and started in (0, start_time(pid))
+    return (pid, where) == (os.getpid(), machine_code()) and started in (0, _own_start_time(pid))
 
 
 def is_of_this_machine(worker: str) -> bool:
-    """Tell whether a worker is, or was, a process whose number means something here."""
+    """Return True if a worker is, or was, a process on this machine, so that its pid means something here."""
     return _place(worker)[1] == machine_code()
 
 
 def worker_has_ended(worker: str) -> bool:
-    """Tell whether the process of a worker has provably ended. Nothing can be said about another machine's."""
+    """Return True if the process of a worker has provably ended. A worker of another machine never counts as ended
+    here.
+    """
     return has_ended(*_place(worker))
 
 
@@ -92,13 +94,13 @@ def _place(worker: str) -> tuple[int, str, int]:
         return (0, "", 0)
 
 
-@at_once
 def has_ended(pid: int, where: str, started: int = 0) -> bool:
-    """Tell whether a process has provably ended: only of one on this machine that can be said.
+    """Return True if a process has provably ended, which only its own machine can tell.
 
     where: what `machine` or `machine_code` said in that process. started: its start time, if that is known: then a
-    process that got the same pid later is told apart from it. Otherwise that one's life proves nothing.
+    process that got the same pid later is told apart from it. Without it, a living process with the pid proves nothing.
     """
+    refuse_when_brief()  # files of the kernel are read
     if os.name == "nt" or not where or where not in (machine(), machine_code()):
         return False
     if sys.platform == "linux" and not machine():
@@ -116,7 +118,7 @@ def has_ended(pid: int, where: str, started: int = 0) -> bool:
 
 
 def _has_threads(pid: int) -> bool:
-    """Tell whether threads of a process may run although its first one has ended."""
+    """Return True if threads of a process may run although its first one has ended."""
     try:
         return set(os.listdir(f"/proc/{pid}/task")) != {str(pid)}
     except FileNotFoundError:
@@ -125,10 +127,12 @@ def _has_threads(pid: int) -> bool:
         return True
 
 
-@at_once
 def start_time(pid: int) -> int:
     """Return when a process was started, in clock ticks since the machine was; 0 where that is unknown."""
     return _state(pid)[1]
+
+
+_own_start_time: Final = cache(start_time)
 
 
 def _state(pid: int) -> tuple[str, int]:

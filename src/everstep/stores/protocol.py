@@ -2,14 +2,14 @@
 
 A store is synchronous and knows nothing of workflows. The engine calls `commit` with everything that is ready, of all
 runs, and the store does it in one transaction. Within it each operation is accepted or refused by itself: a fenced run
-never stops another one. Everything a store is told carries the run's epoch and expected head, so a worker that lost
-its lease changes nothing, whatever it still believes.
+never stops another one. Every write carries the run's epoch and expected head, so a worker that lost its lease changes
+nothing, whatever it still believes.
 
 All times are microseconds since 1970, by the store's clock (`now`).
 
 The inbox of a run is its rows in `signals`: messages (kind `signal`), questions that want an answer (kind `request`),
-`cancel`, `hold`, the ends of other runs that it follows (kind `child`), and the news that a key which it waits for has
-changed (kind `key`). They are numbered per store in the order of arrival.
+`cancel`, `hold`, the ends of other runs that it follows (kind `child`), and the message that a key which it waits for
+has changed (kind `key`). They are numbered per store in the order of arrival.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,15 +43,15 @@ from everstep.stores.rows.schedules import ChangeSchedule, Schedules
 from everstep.stores.rows.transfer import Arrival, ClaimFamily, Deleted, DeletePart, ImportRuns, RunDump
 from everstep.stores.rows.workers import GoneKind, GoneRow, WorkerRow
 
-# `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
-# collector need not look at them.
+# `gc=False` below: these are plain data without reference cycles, and there are very many of them. The garbage
+# collector need not scan them.
 
 LAST: Final = 2**63 - 1
 """Greater than the number of any event."""
 
 
 class Needs(msgspec.Struct, gc=False):
-    """What a fork counts on: the run that it comes from, runs that it would follow, keys that it would share."""
+    """What must still exist when a fork is created: its source, runs that it would follow, keys that it would share."""
 
     runs: Sequence[str]
     keys: Sequence[str] = ()
@@ -88,16 +88,17 @@ class Append(msgspec.Struct, gc=False):
     `Refused("inbox")` while a `cancel` that it does not consume is pending: a cancel is never lost.
 
     `starts`: child runs. One whose id exists already with the same workflow and arguments is followed instead (and if
-    it has ended, the follower is told at once); with others, the follower's inbox gets a `child` delivery with the
+    it has ended, its end is delivered at once); with others, the follower's inbox gets a `child` delivery with the
     status `refused`. A `child` delivery has the other run's id as `name`, the decimal call as `id`, and as value the
     JSON `{"status": …, "outcome": <the outcome's payload or null>}`, with `"budget": <the row's>` if it has one. An
-    append that ends the run also tells all followers, marks pending inbox rows `undelivered`, sets `ended_at`, and
-    gives the lease back. `payloads` are stored once per run by digest. `keys`: with a claim of a key that another step
-    has, or a share of an outcome that is shared no more, the append is `Refused("key")`, naming the calls that did not
-    get theirs. An end settles a key and tells whoever waits for it. So does the end of undoing it, and an append that
-    ends the run does so for its steps under way that may be repeated.
-    What `starts`, `posts` and ends deliver to a run that has ended already is kept as `undelivered`: nobody hears a
-    verdict on it, so it stays visible. What they deliver to a run that is not there is dropped.
+    append that ends the run also delivers its end to all followers, marks pending inbox rows `undelivered`, sets
+    `ended_at`, and gives the lease back. `payloads` are stored once per run by digest. `keys`: with a claim of a key
+    that another step has, or a share of an outcome that is no longer shared, the append is `Refused("key")`, naming the
+    calls that did not get theirs. An end settles a key and notifies the steps that wait for it. So does the end of a
+    compensation, and an append that ends the run does so for its steps in progress that may be repeated.
+
+    What `starts`, `posts` and ends deliver to a run that has ended already is kept as `undelivered`: no sender gets a
+    verdict on it, so it stays visible. What they deliver to a run that does not exist is dropped.
     """
 
     run: str
@@ -114,25 +115,27 @@ class Append(msgspec.Struct, gc=False):
     hold: HoldRow | None = None
     """A new hold, or with `resolved_at` set the resolution of the one with this id."""
     notifications: Sequence[NotificationRow] = ()
-    """With a new hold: who is to be told of it. When a hold is resolved, its pending ones are dropped."""
+    """With a new hold: the targets to notify. When a hold is resolved, its pending notifications are dropped."""
     release: bool = False
     """Give the lease back (owner becomes None)."""
     keys: KeyChanges | None = None
     checkpoints: Sequence[CheckpointRow] = ()
-    """New checkpoints, whose events are among `events`. Of all that the run has, the newest `checkpoints_kept` stay."""
+    """New checkpoints, whose events are among `events`. The newest `checkpoints_kept` of the run's checkpoints stay."""
     checkpoints_kept: int = 3
     renewal: NewRun | None = None
-    """The next generation, which begins as this one ends: its row takes the place of the run's, but for the epoch. The
-    inbox stays as it is, and so do the followers; what the old generation itself followed is followed no more."""
+    """The next generation, which begins as this one ends: its row replaces the run's, except for the epoch. The inbox
+    and the followers stay as they are; the runs that the old generation followed are no longer followed.
+    """
     archive: Sequence[ArchiveRow] = ()
     """Damaged rows. A checkpoint (`what` is `checkpoints`) is moved there from its table."""
     beside: Beside | None = None
     """Answers to requests, and entries of streams."""
     redeliver: bool = False
-    """The run had ended and its code goes on: its `undelivered` signals and requests are pending again."""
+    """The run had ended and its code continues: its `undelivered` signals and requests are pending again."""
     plain: bool = False
-    """Whether it is said to bring only events, to a run whose row `stays`: nearly all do. It makes no difference but to
-    the time that takes."""
+    """A hint that the append has only events, for a run whose row `stays`, as nearly all do. It changes nothing but the
+    time that the append takes.
+    """
 
 
 class Claim(msgspec.Struct, gc=False):
@@ -152,11 +155,12 @@ class Claim(msgspec.Struct, gc=False):
     queued: bool = False
     """Whether a `queued` run must also wait for its turn in its queue, if that is not `default`: not before its
     `wake_at`, and only if its queue has room (see `room_of`, without the run itself) and `per_key` allows it. A token
-    is taken then. Otherwise `NotClaimed`, and nothing is changed."""
+    is taken then. Otherwise `NotClaimed`, and nothing changes.
+    """
     queues: Sequence[str] | None = None
     """With `queued`: only if the run belongs to one of these, or to `default`."""
     deleting: bool = False
-    """Whether a run is meant that is being deleted, to go on with that. Without it such a run is `NotClaimed`."""
+    """True to claim a run that is being deleted, to continue with that. Otherwise such a run is `NotClaimed`."""
 
 
 class Release(msgspec.Struct, gc=False):
@@ -170,15 +174,15 @@ class Release(msgspec.Struct, gc=False):
 
 
 class RepairRun(msgspec.Struct, gc=False):
-    """Put a damaged run right, from the part of its history that is good, and archive the rest.
+    """Repair a damaged run from the part of its history that is good, and archive the rest.
 
     Accepted only if the run's epoch is the expected one and the run is free for `worker` at `at` (as for a `Claim`);
     otherwise `Refused("fenced")`. Then, in one transaction: the run's row as it is, its events of this generation after
     number `keep` (and of later generations, and with numbers below 1), the checkpoints at such events and the payloads
-    named in `payloads` go into the archive, with the entries of streams that were written after that event; answers
-    that stand there are forgotten; the row becomes `row`, with its epoch raised by one and no owner; `event` is
-    appended; the deliveries `pending`, consumed or undelivered, are pending again; `hold` is resolved. Keys of effects
-    are left as they are.
+    named in `payloads` go into the archive, with the entries of streams that were written after that event; answers in
+    those events are forgotten; the row becomes `row`, with its epoch raised by one and no owner; `event` is appended;
+    the deliveries `pending`, consumed or undelivered, are pending again; `hold` is resolved. Keys of effects are left
+    as they are.
     """
 
     epoch: int
@@ -194,9 +198,9 @@ class RepairRun(msgspec.Struct, gc=False):
 
 
 class MarkRestored(msgspec.Struct, gc=False):
-    """Note that the store was restored from a backup, once more than the `expected` times before.
+    """Record that the store was restored from a backup, once more than the `expected` times before.
 
-    Refused("fenced") if that is another number, or while there is any worker.
+    `Refused("fenced")` if the store counts another number, or while it has any worker.
     """
 
     expected: int
@@ -206,7 +210,7 @@ _OfWhole: TypeAlias = ImportRuns | ClaimFamily | DeletePart
 _OfRuns: TypeAlias = StartRun | RestartRun | Append | Post | Claim | Release | RepairRun | _OfWhole
 _OfOthers: TypeAlias = SettleKey | ForgetKeys | TakeNotification | SettleNotification | ChangeSchedule | MarkRestored
 _OfOurs: TypeAlias = _OfRuns | _OfOthers | ChangeQueue | TakeSlot | FreeSlot
-if TYPE_CHECKING:  # what frameworks save is loaded when the first of them saves something
+if TYPE_CHECKING:  # what frameworks save is loaded when the first framework saves something
     Operation: TypeAlias = _OfOurs | SavedOperation
 else:
     Operation = _OfOurs
@@ -227,11 +231,11 @@ class Refused(msgspec.Struct, frozen=True):
 
     why: Literal["changed", "fenced", "head", "inbox", "missing", "key", "taken"]
     calls: tuple[int, ...] = ()
-    """With `key`: the calls whose keys, or outcomes, are not theirs to have."""
+    """With `key`: the calls that did not get their keys or outcomes."""
 
 
 class Posted(msgspec.Struct, frozen=True):
-    """The delivery is in the inbox; `duplicate` when it had been there already, pending or consumed."""
+    """The delivery is in the inbox; `duplicate` if it had been there before, pending or consumed."""
 
     number: int
     duplicate: bool = False
@@ -244,20 +248,22 @@ class NotPosted(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """The run is ours; `row` is the row after the claim."""
+    """The run is the worker's; `row` is the row after the claim."""
 
     row: RunRow
     past: ClaimedPast | None = None
 
 
 class NotClaimed(msgspec.Struct, frozen=True):
-    """Somebody else drives it, or its status does not allow it."""
+    """Another worker drives the run, or its status does not allow a claim."""
 
     row: RunRow | None
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The operation was not done and changed nothing: it fails by itself, as with a payload that cannot be stored."""
+    """The operation was not done and changed nothing, because of its own content: for example a payload that cannot be
+    stored.
+    """
 
     error: Exception
 
@@ -271,22 +277,23 @@ else:
 
 
 class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
-    """What the engine needs of a database. Methods may be called from any thread, one at a time per method family:
-    `commit` only from the committer; the reading methods from anywhere (they use a connection of their own). On the
-    thread of an application's loop they are called within `briefly` (see brief.py).
+    """What the engine needs of a database. Methods may be called from any thread, one at a time per method family.
+
+    `commit` is called only by the committer; the reading methods from any thread (they use a connection of their own).
+    On the thread of an application's loop they are called within `briefly` (see brief.py).
     """
 
     url: str
     is_new: bool
     """Whether this call created the store."""
     entropy: str
-    """128 random bits of the store's own, from which the keys of shared actions derive."""
+    """128 random bits of this store, from which the keys of shared actions derive."""
     noted: int
-    """The latest time that a worker had noted before this store object was opened; 0 if none had."""
+    """The latest time that any worker had recorded before this store object was opened; 0 if none had."""
     look_seconds: float
-    """How often a worker looks for work although nobody has said that there is any. (Timers are known beforehand.)"""
+    """How often a worker looks for work that no notification announced, in seconds. (Timers are known beforehand.)"""
     chain: ChainKeys
-    """The chain keys of this process, for whoever makes and verifies histories. A store itself knows none."""
+    """The chain keys of this process, for the code that makes and verifies histories. The store does not use them."""
 
     @property
     def saved(self) -> "SavedReads":
@@ -297,34 +304,36 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, in order, each accepted or refused by itself.
 
-        What concerns other runs may go into a second transaction. Nobody hears of any before all are durable.
+        What concerns other runs may go into a second transaction. The results are returned when all are durable.
+
         Raises `StoreFull` (nothing was done), `StoreFailed` (unknown; nothing may be assumed), `Busy` when not
         `patient` and it would have to wait, for another process or for a server that does not answer: then the caller
-        comes again, patiently, with the same operations. Any other failure of the transaction is resolved inside: the
+        calls again, patiently, with the same operations. Any other failure of the transaction is resolved inside: the
         store reads back what was done, then tries the operations singly.
         """
         ...
 
     def now(self) -> int:
-        """Return the store's clock.
+        """Return the time by the store's clock.
 
-        It is not behind what workers said they have seen, also if the machine's clock was set back: deadlines are its.
+        It is never behind a time that a worker has recorded, also if the machine's clock was set back, because
+        deadlines go by it.
         """
         ...
 
     def connect(self) -> Any:
         """Return a new connection to the store's database, for an atomic step that writes tables of its own there.
 
-        It waits for nobody: `BEGIN IMMEDIATE` raises at once while somebody else writes. Whoever asks closes it.
+        It never waits: `BEGIN IMMEDIATE` raises at once while another connection writes. The caller closes it.
         """
         ...
 
     def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
         """Do operations in the open transaction of a caller's own connection to this store's database.
 
-        They are done if and only if the caller commits. The verdicts are as of now, in that transaction. What fails
+        They are done if and only if the caller commits. The verdicts are as of now, in that transaction. A failure
         raises the database's own error, and leaves the transaction without any of these operations. `Misuse` if the
-        connection is none to this database, or has no open transaction. Called on the thread that has the connection.
+        connection leads to another database, or has no open transaction. Called on the thread that has the connection.
         """
         ...
 
@@ -332,7 +341,7 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     def run(self, id: str) -> RunRow | None: ...
 
     def rows(self, ids: Sequence[str]) -> list[RunRow]:
-        """Return the rows of those runs that there are, in any order."""
+        """Return the rows of the named runs that exist, in any order."""
         ...
 
     def runs(self, filter: RunFilter) -> list[RunRow]: ...
@@ -342,7 +351,7 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def runs_without_status(self, limit: int) -> list[str]:
-        """Return ids of runs whose status is none that a run can have: their rows are damaged."""
+        """Return ids of runs whose status is not a valid one: their rows are damaged."""
         ...
 
     def events(
@@ -355,21 +364,21 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def generations(self, run: str) -> list[int]:
-        """Return the generations of which there are events."""
+        """Return the generations that have events."""
         ...
 
     def strays(self) -> list[tuple[str, int]]:
-        """Return histories that no run's row knows, as run and generation."""
+        """Return histories without a row of their run, as run and generation."""
         ...
 
     def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
-        """Return the newest checkpoint whose event stands before this number."""
+        """Return the newest checkpoint whose event is before this number."""
         ...
 
     def payload(self, run: str, digest: str) -> bytes | None: ...
 
     def answer(self, run: str, number: int) -> AnswerRow | None:
-        """Return where the answer to a request stands, by the request's number in the inbox."""
+        """Return which event holds the answer to a request, by the request's number in the inbox."""
         ...
 
     def stream(self, run: str, generation: int, name: str, after: int = 0, limit: int = 1000) -> list[EntryRow]:
@@ -389,7 +398,7 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def dump(self, run: str) -> RunDump | None:
-        """Return everything that there is of a run, as of one moment."""
+        """Return everything of a run, as of one moment."""
         ...
 
     def ties(self, run: str) -> list[str]:
@@ -397,19 +406,19 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def deletions(self) -> list[tuple[str, int]]:
-        """Return runs whose deletion has begun and not ended, with the last generation that it is about."""
+        """Return runs whose deletion has begun and not ended, with the last generation to delete."""
         ...
 
     def is_being_deleted(self, run: str) -> bool:
-        """Tell whether the deletion of a run has begun."""
+        """Return True if the deletion of a run has begun."""
         ...
 
     def is_needed(self, runs: Sequence[str]) -> bool:
-        """Tell whether a run that is not among these may still need one of them, so that none of them may be deleted.
+        """Return True if a run that is not among these may still need one of them, so that none of them may be deleted.
 
-        Their parents and children do. So does a run that may go on (it has not ended, or has failed and so may be
-        retried) if it has one of them as a child, whoever started that, or was forked from one of them, or from a run
-        that has one of them as a child.
+        Their parents and children do. So does a run that may continue (it has not ended, or has failed and so may be
+        retried) if it has one of them as a child, whichever run started that, or was forked from one of them, or from a
+        run that has one of them as a child.
         """
         ...
 
@@ -418,7 +427,7 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def life(self) -> str:
-        """Return the store's present life: another one after each restored backup, and no other store's.
+        """Return the store's present life. Each restored backup begins a new one, and no two stores share one.
 
         It ends with a dot and the number of restores.
         """
@@ -429,7 +438,9 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def lost_tails(self) -> Sequence[LostTail]:
-        """Return the runs that were found to have lost their tails, each once; before more was written. Very cheap."""
+        """Return runs that were found to have lost the end of their history, each once, before more was written to
+        them. Very cheap.
+        """
         ...
 
     def inbox(self, run: str) -> list[Delivery]:
@@ -496,59 +507,60 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     def register_worker(
         self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = (), about: bytes = b"{}"
     ) -> WorkerRow:
-        """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
+        """Register a worker and take its liveness lock, which the kernel frees when the process dies."""
         ...
 
     def renew(self, worker: str, lease_until: int, at: int = 0, about: bytes | None = None) -> bool:
-        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried. None: as before.
+        """Renew the worker's lease, and record that it is `at` now. False if the worker was removed. None: `about`
+        stays.
 
         `lease_until` in the worker's row changes with every call, also if the same number is given twice.
         """
         ...
 
     def lapse(self, worker: str, lease_until: int) -> bool:
-        """Let a worker's lease have lapsed: others may claim its runs, until it prolongs the lease again.
+        """Mark a worker's lease as lapsed: others may claim its runs, until it renews the lease.
 
         For a caller that has watched the worker for a whole lease, by its own clock, and read this `lease_until` all
-        the time. False if the worker has prolonged its lease meanwhile, or is gone.
+        the time. False if the worker has renewed its lease meanwhile, or is gone.
         """
         ...
 
     def workers(self) -> list[WorkerRow]: ...
 
     def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
-        """Return the workers with a lease whose places come next after a worker's, and then from the beginning."""
+        """Return the workers with a lease in the places after this worker's, in a circle."""
         ...
 
     def is_in_use(self) -> bool:
-        """Tell whether any process is at work on this store, also one that is not among its workers."""
+        """Return True if any process has this store open, registered as a worker or not."""
         ...
 
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose process is gone (their liveness lock is free), and return their ids.
 
-        A worker whose lease has lapsed but whose process lives is not buried: it may wake up and prolong its lease.
+        A worker whose lease has lapsed but whose process lives is not removed: it may wake up and renew its lease.
         """
         ...
 
     def leave(self, worker: str) -> None:
-        """Give back all runs of a worker (owner None; `running` becomes `queued`), remove it, and note its end.
+        """Give back all runs of a worker (owner None; `running` becomes `queued`), remove it, and record its end.
 
         Only for a worker that has seen everything end that it had begun: see `has_ended`.
         """
         ...
 
     def has_ended(self, worker: str) -> bool:
-        """Tell whether a worker provably cannot act any more: it left, or the kernel says that its process is gone.
+        """Return True if a worker provably cannot act any more: it left, or the kernel says that its process is gone.
 
-        Or somebody has said so: see `declare_gone`. That a worker has no row, no lease or no session proves nothing.
+        Also if a person has said so: see `declare_gone`. A worker without a row, a lease or a session may still act.
         """
         ...
 
     def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
-        """Note that a worker or host is gone, and fence these workers: their runs are free, with epochs of their own.
+        """Record that a worker or host is gone, and fence these workers: their runs are free, with epochs raised.
 
-        A worker that was declared gone counts as ended (`has_ended`), and its lease is not prolonged any more.
+        A worker that was declared gone counts as ended (`has_ended`), and its lease is no longer renewed.
         """
         ...
 
@@ -557,11 +569,12 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def owners(self) -> list[str]:
-        """Return the workers that have runs, whether or not they are there."""
+        """Return the workers that own runs, whether or not they are registered."""
         ...
 
     def hand_over_lock(self, worker: str) -> Callable[[], None]:
-        """Keep a worker's liveness lock beyond `close`: something that it began still acts. What is returned frees it.
+        """Keep a worker's liveness lock after `close`, because something that it began still acts. Returns a function
+        that frees the lock.
 
         A store whose locks end with its connection returns a function that does nothing.
         """
@@ -577,7 +590,7 @@ def child_value(status: str, outcome: bytes | None, budget: bytes | None = None)
 
 
 def check_events(new: NewRun | Append) -> None:
-    """Raise `Misuse` if the events do not fit the heads that they are said to lead from and to."""
+    """Raise `Misuse` if the events do not lead from the expected head to the new one."""
     if type(new) is Append:
         events, before = new.events, new.expected_seq
         sound = not events or (events[0][0] == before + 1 and events[-1][0] == before + len(events))

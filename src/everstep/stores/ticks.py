@@ -1,4 +1,4 @@
-"""How much time passes, by the machine's kernel: that clock cannot be set, and goes on while it is suspended."""
+"""How much time passes, by the kernel: this clock cannot be set, and runs while the machine is suspended."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from typing import Final
 if sys.platform == "win32":
 
     def ticks() -> int:
-        """Return microseconds since some moment."""
+        """Return microseconds since an arbitrary moment."""
         return time.monotonic_ns() // 1000
 
 else:
@@ -15,5 +15,7 @@ else:
     """Linux has one that counts suspension; where the other one does (macOS), Python's own `monotonic` does not."""
 
     def ticks() -> int:
-        """Return microseconds since some moment. Time in which the machine was suspended counts, where it is known."""
+        """Return microseconds since an arbitrary moment. Time in which the machine was suspended counts, where it is
+        known.
+        """
         return time.clock_gettime_ns(_KERNEL_CLOCK) // 1000

@@ -7,7 +7,7 @@ Import from the modules: `everstep.testing.clock`, `everstep.testing.ledger`, `e
 
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # start-up: the pytest plugin is in this package, and loads no engine
     from everstep.testing.crashtest import crash_everywhere
     from everstep.testing.golden import GoldenDiffers, replay_golden, save_history
 
@@ -19,10 +19,10 @@ _LATER: Final = {
 }
 
 
-if not TYPE_CHECKING:  # which would take any name for one that is here, and say nothing about its type
+if not TYPE_CHECKING:  # a type checker would accept any name, and know nothing about its type
 
     def __getattr__(name: str) -> Any:
-        """Load what is asked for, and only then the engine that it needs."""
+        """Load a name when it is used, and only then the engine that it needs."""
         from importlib import import_module
 
         if name not in _LATER:

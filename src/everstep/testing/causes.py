@@ -1,4 +1,4 @@
-"""What can explain that a promise was broken: the mistakes that lint finds in the workflow's file.
+"""Possible causes of a broken promise: the mistakes that lint finds in the workflow's file.
 
 A crash test proves that something is wrong. Where lint sees it as well, both name the same line and the same remedy.
 """
@@ -16,7 +16,7 @@ BY_ORDER: Final = ("order",)
 IN_MEMORY: Final = ("globals",)
 IN_THE_BODY: Final = ("outside",)
 REFUSED: Final = ("outside", "sleep", "thread", "blocks", "loop")
-"""What the engine refuses as soon as workflow code does it."""
+"""The rules whose mistakes the engine refuses as soon as workflow code makes them."""
 
 
 NAMES: Final = (ast.Name, ast.Attribute)
@@ -28,7 +28,7 @@ class Causes:
     def __init__(self, file: str, workflow: str) -> None:
         self._file, self._workflow = file, workflow
         strangers = other_workflows(file, workflow)
-        found = lint_file(file, heed_silence=False)  # whoever silenced one may have been wrong
+        found = lint_file(file, heed_silence=False)  # a silenced one may be a mistake after all
         self._found = [one for one in found if _last(_owner(one)) not in strangers]
 
     def likeliest(self, groups: Sequence[tuple[str, ...]], line: int = 0) -> Finding | None:
@@ -49,7 +49,7 @@ class Causes:
         return next((one for one in self._found if one.rule in REFUSED and one.line <= line <= one.lines[1]), None)
 
     def at(self, line: int) -> str:
-        """Return a line of the file, as places are named."""
+        """Return a line of the file, in the form of all places."""
         return f"{os.path.basename(self._file)}:{line}" if line else os.path.basename(self._file)
 
     def place_of(self, step: str) -> str:
@@ -66,12 +66,12 @@ class Causes:
 
 
 def _owner(found: Finding) -> str:
-    """Return the workflow or step whose mistake it is, also if a helper makes it."""
+    """Return the workflow or step that makes the mistake, also by a helper."""
     return (found.via or (found.function,))[0]
 
 
 def other_workflows(path: str, workflow: str) -> set[str]:
-    """Return the workflows of a file that this one has nothing to do with: neither it nor what it calls names them."""
+    """Return the unrelated workflows of a file: neither this workflow nor what it calls names them."""
     with open(path, "rb") as file:
         tree = ast.parse(file.read())
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

@@ -3,8 +3,8 @@
     violations = check(export_histories(store), journal=…, ledger=ledger.entries(), earlier=…)
 
 The accounts: the histories as they are in the store, the clients' journals (`everstep.testing.journals`), the ledger's
-entries (`everstep.testing.ledger`), and the list of faults. `RULES` says what each rule means. It takes time in
-proportion to what it reads.
+entries (`everstep.testing.ledger`), and the list of faults. `RULES` explains each rule. The time is proportional to the
+size of the accounts.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from everstep.testing.rules_outside import (
 __all__ = ["RULES", "RunHistory", "Violation", "check", "export_histories"]
 
 OVERDUE_MICROSECONDS: Final = 5_000_000
-"""A timer that is so late, while a worker lives, is lost."""
+"""A timer that is this late, while a worker lives, counts as lost."""
 
 
 def check(

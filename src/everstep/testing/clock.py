@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Final
 
 from everstep.engine.history.clock import SECOND, microseconds
 
-if TYPE_CHECKING:  # the pytest plugin loads this module in every run of pytest, and not the engine
+if TYPE_CHECKING:  # start-up: programs that only set a clock load no engine
     from everstep.engine.process.host import Host
 
 BEGINNING: Final = 2_000_000_000 * SECOND
-"""Where a clock begins that was told nothing else: in May 2033."""
+"""The first time of a clock, unless it is given another one: in May 2033."""
 TURN_SECONDS: Final = 0.0005
 
 
 class Alarm:
-    """Something to be called when the clock has come to a time."""
+    """A callback for when the clock has reached a time."""
 
     __slots__ = ("callback", "is_cancelled", "loop")
 
@@ -63,11 +63,11 @@ class FakeClock:
         return self._at
 
     def ticks(self) -> int:
-        """Return how much time has passed: as much as was told."""
+        """Return how much time has passed: as much as the clock was advanced."""
         return self._at
 
     def alarm(self, loop: asyncio.AbstractEventLoop, at: int, callback: Callable[[], None]) -> Alarm:
-        """Call back when this clock has come to a time."""
+        """Call back when this clock has reached a time."""
         alarm = Alarm(loop, callback)
         if at <= self._at:
             alarm.ring()
@@ -91,16 +91,16 @@ class FakeClock:
         return True
 
     async def rest(self, *apps: "Host") -> None:
-        """Wait until each run that these apps drive waits, ended or is held, and all of that is durable.
+        """Wait until each run that these apps drive waits, has ended or is held, and all of that is durable.
 
-        Runs that an app has yet to take up belong to that: it has looked at all that is due by now.
+        That includes runs that an app has not claimed yet: it has looked at everything that is due by now.
         """
         await asyncio.sleep(0)  # alarms that have just been rung come first
         while not all(app.is_at_rest() and app.pump.is_pausing() for app in apps):  # noqa: ASYNC110  # it comes to rest in many ways
             await asyncio.sleep(TURN_SECONDS)
 
     async def play(self, app: "Host", run: str, *, jumps: int = 1_000) -> None:
-        """Let a run go to its end: whenever everything rests, move to what is due next."""
+        """Run until a run has ended: whenever everything rests, move to what is due next."""
         for _ in range(jumps):
             await self.rest(app)
             if run not in app.drivers or not self.advance_to_next():

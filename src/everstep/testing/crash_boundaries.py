@@ -24,7 +24,7 @@ from everstep.model.own_files import append_to
 LINE: Final = "line"
 REST: Final = "rest"
 PASSES_OF_A_LINE: Final = 3
-"""A line in a loop is a boundary so many times."""
+"""The number of times that a line in a loop is a boundary."""
 
 MOMENTS: Final[dict[str, str]] = {
     LINE: "a line of a step's body is about to run",
@@ -60,7 +60,7 @@ COLUMNS: Final = ("commit", "body", "outcome", "atomic", "wait", "recovery", "un
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """One instant: the `count`-th time that a process passes what `name` stands for."""
+    """One instant: the `count`-th time that a process passes the point `name`."""
 
     name: str
     count: int
@@ -70,17 +70,17 @@ class Boundary(msgspec.Struct, frozen=True):
 
     @property
     def column(self) -> str:
-        """The column of the matrix that it belongs to."""
+        """The column of the matrix."""
         return next((column for prefix, column in _COLUMNS if self.name.startswith(prefix)), "other")
 
     @property
     def kind(self) -> str:
-        """What `most` counts by: the crash point, or the line."""
+        """The kind that `most` counts by: the crash point, or the line."""
         return f"{self.name} {self.place}".strip()
 
     @property
     def id(self) -> str:
-        """What is written into the environment of the process that is killed there."""
+        """Its text in the environment of the process that is killed there."""
         return f"{self.kind}#{self.count}"
 
     @property
@@ -95,7 +95,7 @@ class Boundary(msgspec.Struct, frozen=True):
 
 
 class Passing:
-    """Notes every boundary that this process passes, and kills it at the chosen one."""
+    """Records every boundary that this process passes, and kills it at the chosen one."""
 
     def __init__(self, at: str, notes: str, own_file: str) -> None:
         self._at = at
@@ -109,7 +109,7 @@ class Passing:
         self._not_theirs = (package, "<", *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 
     def arm(self) -> None:
-        """Take the place of `crash_point` in every module of the engine, and follow the lines of step bodies."""
+        """Replace `crash_point` in every module of the engine, and trace the lines of step bodies."""
         unarmed = crash_points.crash_point
         for module in list(sys.modules.values()):
             if getattr(module, "crash_point", None) is unarmed:
@@ -150,7 +150,7 @@ class Passing:
 
 
 def step_near(frame: FrameType | None) -> str:
-    """Return the step that the engine is about where it passes a crash point, as far as that can be seen."""
+    """Return the step that the engine is working on where it passes a crash point, if that is visible."""
     names = frame.f_locals if frame is not None else {}
     for name in ("call", "attempt", "body", "running"):
         step = getattr(names.get(name), "step", "")
@@ -172,7 +172,7 @@ def _step_of(operations: Any) -> str:
 
 
 def read_passes(path: str | os.PathLike[str]) -> list[Boundary]:
-    """Return what a process has passed, in order. A line that it was killed in does not count."""
+    """Return the boundaries that a process has passed, in order. A line that it was killed in does not count."""
     try:
         with open(path, "rb") as notes:
             lines = notes.read().split(b"\n")[:-1]
@@ -200,7 +200,7 @@ def chosen(passed: list[Boundary], most: int | None, in_all: int) -> list[Bounda
 
 
 def spread(all_of_them: list[Boundary], most: int) -> list[Boundary]:
-    """Return at most so many of a list, first and last among them, evenly."""
+    """Return at most `most` items of a list, evenly spread, with the first and the last."""
     if len(all_of_them) <= most:
         return all_of_them
     if most <= 1:

@@ -1,8 +1,8 @@
 """A process of a crash test: it runs a user's workflow to its end, quickly, or is killed on the way.
 
-Time is skipped: whenever everything rests, the clock leaps to what is due next. Signals are delivered whenever the run
+Time is skipped: whenever everything rests, the clock moves to what is due next. Signals are delivered whenever the run
 waits for them. Sleeping in step bodies is shortened. Keys depend on the run's id alone, so that two runs of a workflow
-are alike.
+have the same keys.
 """
 
 import asyncio
@@ -45,52 +45,52 @@ from everstep.worker.loading import load_workflow
 RUN: Final = "crashtest"
 STORE: Final = "everstep.db"
 LEASE_SECONDS: Final = 1e9
-"""Longer than any leap of the clock. Whether an owner lives is seen by its lock."""
+"""Longer than any jump of the clock. Whether an owner lives is seen by its lock."""
 TURN_SECONDS: Final = 0.002
 RESTS: Final = 3
-"""So many turns in a row must find everything at rest."""
+"""The number of turns in a row in which everything must be at rest."""
 STUCK_TURNS: Final = 250
 ORDER_SECONDS: Final = 0.03
-"""An outcome comes so much later at most when orders are tried."""
+"""The maximum delay of an outcome, in seconds, when orders are tried."""
 LAST_LINES: Final = "end.json"
 DIFFERENCES: Final = "differences.json"
 REPLAYED_MAX: Final = 100
-"""So many runs of a trial are replayed; the first is the one that is tested, the others are its children."""
+"""The maximum number of runs of a trial that are replayed: the tested run first, then its children."""
 REQUEST: Final = "request:"
-"""So begin the names of requests among those that a run waits for."""
+"""The prefix that marks requests among the things that a run waits for."""
 
 _sleep = asyncio.sleep
 
 
 class Ask(msgspec.Struct):
-    """What a process is asked to do."""
+    """The task of a process."""
 
     target: str
     """`/path/app.py:report`."""
     file: str
-    """The workflow's own file, which is the user's wherever it lies."""
+    """The workflow's own file, which belongs to the user wherever it is."""
     arguments: str
     """Their payload."""
     folder: str
-    """Where it works. The store lies beside the notes, so that the workflow does not see it."""
+    """Its working directory. The store is beside the notes, so that the workflow does not see it."""
     notes: str
     environment: dict[str, str] = {}
     at: str = ""
     """The boundary at which it is killed."""
     signals: dict[str, Any] = {}
     approvals: dict[str, Any] = {}
-    """Answers, by what is to be approved."""
+    """The answer to each approval, by what is to be approved."""
     requests: dict[str, list[Any]] = {}
-    """What is asked, one after the other, by the names of requests."""
+    """The values to ask, in order, by the names of requests."""
     replay: bool = False
-    """Compare the code with the histories that are there, and do nothing else."""
+    """Only compare the code with the existing histories."""
     order: int = 0
     pace: float = 1.0
     seconds: float = 30.0
 
 
 class LeapingClock:
-    """The machine's time from where the store's clock is, and leaps over all waiting."""
+    """The machine's time, beginning at the store's clock, with jumps over all waiting."""
 
     def __init__(self, at: int) -> None:
         self._offset = at - time.monotonic_ns() // 1000
@@ -102,17 +102,17 @@ class LeapingClock:
         return time.monotonic_ns() // 1000 + self._offset
 
     def ticks(self) -> int:
-        """Return how much time has passed, with all that was leapt over."""
+        """Return how much time has passed, including the jumps."""
         return self.now()
 
     def alarm(self, loop: asyncio.AbstractEventLoop, at: int, callback: Callable[[], None]) -> Alarm:
-        """Call back when this clock has come to a time."""
+        """Call back when this clock has reached a time."""
         alarm = Alarm(loop, callback)
         heapq.heappush(self._alarms, (at, next(self._order), alarm))
         return alarm
 
     def ring(self) -> None:
-        """Ring what is due."""
+        """Call the callbacks that are due."""
         now = self.now()
         while self._alarms and (self._alarms[0][0] <= now or self._alarms[0][2].is_cancelled):
             heapq.heappop(self._alarms)[2].ring()
@@ -123,7 +123,7 @@ class LeapingClock:
         return self._alarms[0][0] if self._alarms else None
 
     def leap(self, at: int) -> None:
-        """Move to a time, if it lies ahead."""
+        """Move to a time, if it is in the future."""
         self._offset += max(0, at - self.now())
         self.ring()
 
@@ -135,7 +135,7 @@ class Life:
         self._ask, self._app, self._clock, self._passing = ask, app, clock, passing
 
     async def go(self) -> dict[str, Any]:
-        """Let all runs go on until nothing can go on any more. Returns how that is."""
+        """Drive all runs until none can continue. Returns their state."""
         rested = 0
         while True:
             await _sleep(TURN_SECONDS)
@@ -193,7 +193,9 @@ class Life:
         return found
 
     def _by_events(self, row: Any, kind: str) -> list[str]:
-        """A run that is not in memory: what its history has asked for and not received, or has given up since."""
+        """Return the names that a run which is not in memory waits for: asked for in its history, and not received
+        since.
+        """
         names: list[str] = []
         for event in self._app.store.events(row.id, row.generation):
             if event.kind == f"{kind}_awaited":
@@ -203,10 +205,10 @@ class Life:
         return names
 
     async def _deliver(self) -> bool:
-        """Deliver one thing that is waited for, and look again: it may be all that the code wants.
+        """Deliver one thing that a run waits for, and look again: it may be all that the code needs.
 
-        The id is the same in every life, so each arrives once. What has arrived and is not taken is not wanted any
-        more.
+        The id is the same in every life, so each arrives once. A delivery that has arrived and is not taken is not
+        needed any more.
         """
         if await self._approve():
             return True
@@ -220,14 +222,14 @@ class Life:
         return await self._ask_next()
 
     def _refuse_rejected(self, run: str, name: str) -> None:
-        """A value that the code does not take would be delivered for ever."""
+        """Fail if the code rejects a value, because it would be delivered without end."""
         row = self._app.store.run(run)
         for event in self._app.store.events(run, row.generation) if row is not None else ():
             if event.kind == "signal_rejected" and (body := decode_body(event.kind, event.body)).name == name:
                 raise Misuse(f"The workflow does not take the value that is given for the signal {name}: {body.why}")
 
     async def _ask_next(self) -> bool:
-        """Ask what is next to be asked, of a run that waits for it. Nobody waits for the answer: the history has it."""
+        """Send the next request to a run that waits for it, without waiting for the answer: the history has it."""
         for run, name in self._asked_for():
             inbox = [one for one in self._app.store.signals(run) if one.name == name and one.kind == "request"]
             number = sum(1 for one in inbox if one.state == "consumed")
@@ -240,7 +242,7 @@ class Life:
         return False
 
     async def _approve(self) -> bool:
-        """Answer the first approval that is waited for. What is answered is no longer among them."""
+        """Answer the first open approval. An answered one is no longer open."""
         wanted = [one for one in open_approvals(self._app.store) if one.what in self._ask.approvals][:1]
         for one in wanted:
             await self._app.approve(one.run, self._ask.approvals[one.what], id=one.id, by="crashtest")
@@ -256,7 +258,7 @@ class Life:
 
 
 async def live(ask: Ask, passing: Passing) -> dict[str, Any]:
-    """Start the run, or go on with it."""
+    """Start the run, or continue it."""
     workflow = load_workflow(ask.target)
     store = open_store(os.path.join(os.path.dirname(ask.notes), STORE))
     clock = LeapingClock(store.now())
@@ -272,7 +274,7 @@ async def live(ask: Ask, passing: Passing) -> dict[str, Any]:
 
 
 async def replay_all(ask: Ask) -> list[dict[str, Any]]:
-    """Replay all runs that are there from their beginnings, and return what the code asks for differently."""
+    """Replay all existing runs from their beginnings, and return what the code asks for differently."""
     load_workflow(ask.target)
     asyncio_parts.install()
     store = open_store(os.path.join(os.path.dirname(ask.notes), STORE), create=False)
@@ -297,7 +299,7 @@ def entropy_of(randomness: random.Random) -> str:
 
 
 def shorten_sleep(pace: float) -> None:
-    """Let step bodies sleep for a part of the time. Timers of workflows are skipped anyway."""
+    """Shorten sleeping in step bodies to a fraction. Timers of workflows are skipped anyway."""
     whole, whole_async = time.sleep, asyncio.sleep
 
     def sleep(seconds: float) -> None:
@@ -313,7 +315,7 @@ def shorten_sleep(pace: float) -> None:
 
 
 def shuffle_ends(seed: int) -> None:
-    """Let concurrent steps complete in another order: each outcome comes a little later, by the seed."""
+    """Make concurrent steps complete in another order: each outcome is delayed a little, by the seed."""
     end = StepAttempts._end
 
     def end_later(attempts: StepAttempts, attempt: Any, *outcome: Any) -> None:
@@ -324,7 +326,7 @@ def shuffle_ends(seed: int) -> None:
 
 
 def become(ask: Ask) -> int:
-    """Be the process that was asked for. Returns its exit status."""
+    """Perform a task in this process. Returns its exit status."""
     os.environ.update(ask.environment)
     os.chdir(ask.folder)
     passing = Passing(ask.at, ask.notes, ask.file)

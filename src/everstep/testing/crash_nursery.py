@@ -1,7 +1,7 @@
-"""The nursery of a crash test: its children live in a user's workflow.
+"""Child processes for a crash test, which run a user's workflow.
 
-A user's code is imported in the child alone, so no state of it outlives a process. The order of sets differs between
-nurseries: each has its own hash seed.
+Only the child imports a user's code, so no state of it outlives a process. The order of sets differs between nurseries:
+each has its own hash seed.
 """
 
 import gc
@@ -24,23 +24,23 @@ AHEAD: Final = (
     *("everstep.engine.app.blocking", "everstep.testing.ledger", "sqlite3", "email.parser"),
     *("encodings.ascii", "encodings.idna"),
 )
-"""What is imported before any child is made, beside what this module needs itself."""
+"""Modules that are imported before any child is forked, in addition to those that this module needs."""
 OUTPUT: Final = "output.txt"
 PROGRAM: Final = "import sys; from everstep.testing import crash_nursery; crash_nursery.serve(*sys.argv[1:])"
 
 
 class Nursery:
-    """Where a crash test gets its processes from."""
+    """The source of a crash test's processes."""
 
     def __init__(self, folder: Path, hash_seed: int, ahead: tuple[str, ...] = ()) -> None:
         address = str(folder / f"nursery-{hash_seed}")
-        # Settings of Everstep are for the runs of whoever calls this, not for those of a crash test.
+        # Settings of Everstep are for the caller's own runs, not for those of a crash test.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
         environment |= {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._parent = nursery.Parent(address, [sys.executable, "-c", PROGRAM, address, *ahead], environment)
 
     def run(self, ask: Ask) -> int | None:
-        """Let a child run to its end and return its exit status; None if it had to be killed for taking too long."""
+        """Run a child to its end and return its exit status; None if it was killed because it took too long."""
         return self._parent.child(msgspec.json.encode(ask), ask.seconds)
 
     def close(self) -> None:
@@ -49,17 +49,17 @@ class Nursery:
 
 
 def serve(address: str, *ahead: str) -> None:
-    """Be the parent. `ahead` is imported before any child is made."""
+    """Run as the parent. `ahead` is imported before any child is forked."""
     for name in (*AHEAD, *ahead):
         import_module(name)
-    sysconfig.get_paths()  # every child asks for them, and the first answer takes long
+    sysconfig.get_paths()  # every child needs them, and the first call is slow
     gc.collect()
     gc.freeze()
     nursery.serve(address, be_child)
 
 
 def be_child(asked: bytes) -> NoReturn:
-    """Do what was asked, with the output in a file."""
+    """Perform the task that was sent, with the output in a file."""
     ask = msgspec.json.decode(asked, type=Ask)
     output = append_to(os.path.join(os.path.dirname(ask.notes), OUTPUT))
     nothing = os.open(os.devnull, os.O_RDONLY)

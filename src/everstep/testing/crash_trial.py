@@ -1,4 +1,4 @@
-"""One trial of a crash test: a folder, the processes that live in it in turn, and what they leave behind."""
+"""One trial of a crash test: a folder, the processes that run in it in turn, and what they leave behind."""
 
 import hashlib
 import itertools
@@ -27,12 +27,12 @@ SHAPE: Final = frozenset(
     | {"value_published", "run_completed", "run_failed", "run_cancelled", "compensation_started", "timer_fired"}
     | {"request_received", "request_answered"}
 )
-"""The kinds of events that an undisturbed run and one that was killed have equally often."""
+"""The kinds of events of which an undisturbed run and a killed one have equally many."""
 FILE_BYTES_SHOWN: Final = 2000
 
 
 class Setting(msgspec.Struct):
-    """What all trials have in common."""
+    """The options that all trials share."""
 
     target: str
     file: str
@@ -56,7 +56,7 @@ class Account(msgspec.Struct):
     published: str = ""
     files: dict[str, str] = {}
     matched: set[str] = set()
-    """The patterns of declared files that match any."""
+    """The patterns of declared files that matched a file."""
     effects: dict[tuple[str, str], int] = {}
     """How often each effect was applied, by its name and arguments."""
     entries: list[dict[str, Any]] = []
@@ -66,18 +66,18 @@ class Account(msgspec.Struct):
     violations: list[str] = []
     awaited: list[str] = []
     answers: dict[str, str] = {}
-    """What was answered, by the ids of requests."""
+    """The answers, by the ids of requests."""
     taken: list[str] = []
-    """What runs were given from outside, as options name it: `--signal approved`."""
+    """What the runs received from outside, in the form of options: `--signal approved`."""
     repeated: dict[str, str] = {}
     """Steps that were begun again after a crash, and their contracts."""
     contracts: dict[str, str] = {}
     keyless: list[str] = []
     """Steps whose body never asked for its key."""
     model_calls: int = 0
-    """How often a model was called, as far as bodies tell the ledger."""
+    """The number of model calls that bodies reported to the ledger."""
     models_at_once: int = 0
-    """How many steps that call a model were under way at the same time, at most."""
+    """The maximum number of steps with a model call in progress at the same time."""
 
     @property
     def end(self) -> tuple[str, str, str]:
@@ -86,7 +86,7 @@ class Account(msgspec.Struct):
 
 
 class Trial:
-    """A folder of its own, in which processes live and die."""
+    """A folder in which processes run and are killed."""
 
     _numbers = itertools.count(1)
 
@@ -104,7 +104,7 @@ class Trial:
             self._work.mkdir(parents=True)
 
     def replayed(self, nursery: Nursery) -> list[dict[str, Any]]:
-        """Replay what is there from its beginning, in a process of its own. Returns what differs."""
+        """Replay the runs from their beginning, in a separate process. Returns the differences."""
         self.live(nursery, replay=True)
         path = self.folder / DIFFERENCES
         differences: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes()) if path.exists() else []
@@ -113,7 +113,7 @@ class Trial:
     def live(
         self, nursery: Nursery, at: Boundary | None = None, *, replay: bool = False
     ) -> tuple[int | None, list[Boundary]]:
-        """Let one process live, to its end or to a boundary. Returns its exit status, and what it passed."""
+        """Run one process, to its end or to a boundary. Returns its exit status, and the boundaries that it passed."""
         self._lives += 1
         notes = self.folder / f"passed-{self._lives}"
         setting = self._setting
@@ -141,7 +141,7 @@ class Trial:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def account(self) -> Account:
-        """Return what is there now."""
+        """Return what the trial has left behind so far."""
         account = Account(entries=self._book.entries())
         account.files, account.matched = self._files()
         applied = [entry for entry in account.entries if entry["kind"] == "applied"]
@@ -165,7 +165,9 @@ class Trial:
         return account
 
     def _files(self) -> tuple[dict[str, str], set[str]]:
-        """Return the declared files, each as the start of its text and the digest of the whole; and who matched."""
+        """Return the beginning of each declared file's text with a digest of the whole, and the patterns that
+        matched.
+        """
         found, matched = {}, set()
         for pattern in self._setting.files:
             for path in sorted(self._work.glob(pattern)):
@@ -212,7 +214,7 @@ class Trial:
 
 
 def _take_exchange(account: Account, kind: str, body: Any) -> None:
-    """Note what a run was given from outside, and what it has answered."""
+    """Record what a run received from outside, and what it has answered."""
     if kind == "request_answered":
         text = error_text(msgspec.json.decode(bytes(body.error))[0]) if body.refused else bytes(body.value).decode()
         account.answers[body.id] = f"refused: {text}" if body.refused else body.ref or text
@@ -233,7 +235,7 @@ def _take_end(account: Account, row: RunRow) -> None:
 
 
 def error_text(error: Any) -> str:
-    """Return the type and message of a stored error, of which the rest may differ from run to run."""
+    """Return the type and message of a stored error. The rest may differ from run to run."""
     if isinstance(error, dict) and len(error) == 1:  # tagged by its kind
         error = next(iter(error.values()))
     if not isinstance(error, dict):

@@ -17,7 +17,7 @@ from everstep.testing.crash_trial import Account
 
 PLACE: Final = re.compile(r"([^\s:]+\.py):(\d+)")
 KEPT: Final = frozenset({"in-doubt"})
-"""A run that is held for these reasons keeps its promise: nothing is guessed, and a person is asked."""
+"""Reasons for a hold with which a run keeps its promise: nothing is guessed, and a person decides."""
 
 
 class Broken(msgspec.Struct):
@@ -35,7 +35,7 @@ class Broken(msgspec.Struct):
 
 
 class Expected(msgspec.Struct):
-    """What undisturbed runs give. What differs between them is not judged, and said in `notes`."""
+    """The results of undisturbed runs. What differs between them is not judged, and `notes` says so."""
 
     accounts: list[Account]
     notes: list[str] = []
@@ -46,7 +46,7 @@ class Expected(msgspec.Struct):
         return self.accounts[0]
 
     def differs(self, name: str) -> bool:
-        """Tell whether undisturbed runs differ in this."""
+        """Return True if undisturbed runs differ in this."""
         return any(getattr(one, name) != getattr(self.first, name) for one in self.accounts[1:])
 
 
@@ -58,7 +58,7 @@ class Judge:
         self._expected = expected
 
     def undisturbed(self, account: Account) -> Broken | None:
-        """Judge a run that nobody has disturbed."""
+        """Judge an undisturbed run."""
         if account.status == "failed" and "OutsideInWorkflow" in account.error:
             return self._refused(account.error)
         if account.violations:
@@ -94,7 +94,7 @@ class Judge:
             return self._lost(account, killed, lost)
         for name, promise in (
             ("end", "the run ends as if nothing had happened"),
-            ("answers", "whoever asks is given the answer of an undisturbed run"),
+            ("answers", "a request gets the answer of an undisturbed run"),
             ("published", "published values are those of an undisturbed run"),
             ("files", "files are those of an undisturbed run"),
             ("shape", "the history has the steps of an undisturbed run"),
@@ -104,7 +104,7 @@ class Judge:
         return None
 
     def _refused(self, error: str) -> Broken:
-        """The engine has refused something in the workflow's body, in the words that lint has for it."""
+        """Explain an error by which the engine refused something in the workflow's body, in lint's words."""
         broken = Broken("a workflow's body does not touch the outside")
         line = _line_in(error)
         if (seen := self._causes.refused(line)) is not None:
@@ -122,7 +122,7 @@ class Judge:
         if hold.reason != "diverged":
             found = [f"held as {hold.reason}: {harmless(hold.summary)}"]
             place = self._causes.place_of(hold.step or "") or self._causes.own_place()
-            return Broken("the run goes on by itself", place, found=found)
+            return Broken("the run continues by itself", place, found=found)
         return self.diverged(report_facts(hold).get("differences", []))
 
     def diverged(self, differences: list[dict[str, Any]]) -> Broken:
@@ -149,12 +149,12 @@ class Judge:
         broken = Broken("an effect happens as often as in an undisturbed run", found=found)
         new = [f"{name} was applied with arguments that no undisturbed run has" for name in self._new(account)]
         if new and len(new) == len(names) and not set(account.repeated) & set(account.keyless):
-            broken.found = list(dict.fromkeys(new))  # nothing was done twice: something else was done
+            broken.found = list(dict.fromkeys(new))  # nothing was done twice; something different was done
             return self._another_way(broken, killed)
         return self._repeated(broken, account, killed)
 
     def _new(self, account: Account) -> list[str]:
-        """Return the effects that an undisturbed run does not have, not even once."""
+        """Return the effects that an undisturbed run does not have at all."""
         return [name for name, digest in account.effects if (name, digest) not in self._expected.first.effects]
 
     def _repeated(self, broken: Broken, account: Account, killed: list[Boundary]) -> Broken:
@@ -209,7 +209,7 @@ class Judge:
         return self._another_way(broken, killed)
 
     def _another_way(self, broken: Broken, killed: list[Boundary]) -> Broken:
-        """The workflow's code did something else: by what lint has found, or else nobody can say why."""
+        """The workflow's code did something else. Lint's findings may name the cause; otherwise it is unknown."""
         seen = self._causes.likeliest((IN_MEMORY, BY_ORDER, BY_CHANCE, IN_THE_BODY))
         if seen is not None:
             return self._found(broken, seen)
@@ -220,7 +220,7 @@ class Judge:
         return any(name not in now or len(now[name]) < len(usual[name]) for name in usual)
 
     def _found(self, broken: Broken, seen: Finding) -> Broken:
-        """Explain it by what lint has found."""
+        """Explain it by lint's finding."""
         return _told(broken, Mistake(seen.rule, seen.what, seen.remedy), self._causes.at(seen.line))
 
     def _place(self, boundary: Boundary) -> str:

@@ -3,9 +3,9 @@
     report = crash_everywhere(order, "lamp", files=("out/*.txt",))
     assert report.holds, report.text()
 
-Each trial has real processes in a folder of its own: one is killed with SIGKILL at a boundary, another goes on, and in
-further trials that one is killed as well. What the trial leaves behind must be what an undisturbed run leaves behind:
-the end, published values, declared files, effects in the ledger, and the history.
+Each trial has real processes in a folder of its own: one is killed with SIGKILL at a boundary, another continues, and
+in further trials that one is killed as well. What the trial leaves behind must be what an undisturbed run leaves
+behind: the end, published values, declared files, effects in the ledger, and the history.
 """
 
 import itertools
@@ -34,26 +34,26 @@ from everstep.testing.crash_verdict import Broken, Expected, Judge
 from everstep.testing.ledger import Ledger
 
 IN_ALL: Final = 300
-"""So many boundaries are tried, about, when nobody says how many of each kind."""
+"""The approximate number of boundaries that are tried by default."""
 SECOND_KILLS: Final = 60
 ORDERS: Final = 2
 KILLS_IN_AN_ORDER: Final = 6
 HASH_SEEDS: Final = (11, 12, 13)
-"""For the first process of a trial, the one that goes on, and the one after that."""
+"""Hash seeds of the first process of a trial, of the one that continues, and of the one after that."""
 
 
 class Outcome(msgspec.Struct):
-    """How one trial went."""
+    """The result of one trial."""
 
     sort: str
     """`kill`, `second kill` or `order`."""
     boundary: Boundary
     verdict: str
-    """`kept`, `held` (a person is asked, as the contract says), `broken`, or `missed`: the boundary was not reached."""
+    """`kept`, `held` (a person decides, as the contract says), `broken`, or `missed`: the boundary was not reached."""
 
 
 class Report(msgspec.Struct):
-    """What a crash test has found."""
+    """The results of a crash test."""
 
     workflow: str
     file: str
@@ -123,7 +123,7 @@ class Report(msgspec.Struct):
 
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how many trials are over, and how many there will be."""
+"""Called with what is being done, the number of finished trials, and the planned number."""
 
 
 def crash_everywhere(
@@ -153,8 +153,8 @@ def crash_everywhere(
         (`everstep.requests`). The answers must be those of an undisturbed run.
     given: a folder whose content each trial begins with.
     environment: settings of the processes.
-    most: kill at so many boundaries of each kind (default: at all, if there are not more than some hundred).
-    orders: so many other orders are tried in which concurrent steps complete.
+    most: the maximum number of boundaries of each kind to kill at (default: all, up to some hundred).
+    orders: the number of other orders to try in which concurrent steps complete.
     pace: sleeping in step bodies takes this part of its time. Timers of the workflow take none.
     seconds: how long one process may take.
     processes: how many live at the same time.
@@ -193,7 +193,7 @@ def crash_everywhere(
 
 
 def _quick_folder() -> str | None:
-    """Return a folder in memory, if there is one: processes are killed here, and no power is lost."""
+    """Return a folder in memory, if there is one: processes are killed here, but no power is lost."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -225,7 +225,7 @@ def _nurseries(folder: Path, ahead: tuple[str, ...]) -> Iterator[list[Nursery]]:
 
 
 class CrashTest:
-    """A crash test of one workflow, while it runs."""
+    """A running crash test of one workflow."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class CrashTest:
         self._report = Report(workflow.name, setting.file)
         self._qualname = workflow.function.__qualname__
         self._resumes: dict[str, list[Boundary]] = {}
-        """What the process passed that went on after a kill, by the boundary of that kill."""
+        """The boundaries passed by the process that continued after a kill, by the boundary of that kill."""
         self._over = itertools.count(1)
         self._planned = 0
 
@@ -273,7 +273,7 @@ class CrashTest:
             found += pool.map(self._kill_again, second, range(len(second)))
             found += pool.map(lambda one: self._kill(one[1], order=one[0]), in_orders)
         self._conclude(found)
-        if differences and not report.broken:  # no kill came between, for its steps are quick: one day one will
+        if differences and not report.broken:  # no kill came between, because its steps are fast: one day one will
             report.broken = [self._judge.diverged(differences)]
             report.broken[0].found.append("no kill has shown it; the whole history was replayed in another process")
         return report
@@ -298,7 +298,7 @@ class CrashTest:
         return accounts, first, differences
 
     def _refuse(self, trial: Trial, status: int | None, account: Account) -> None:
-        """A workflow that does not come to its end by itself cannot be judged."""
+        """Refuse a workflow that does not end by itself, because it cannot be judged."""
         if status is None:
             raise Misuse(f"The workflow did not come to its end within {self._setting.seconds:g} s, undisturbed.")
         if account.awaited:
@@ -311,7 +311,7 @@ class CrashTest:
 
     # -- trials -----------------------------------------------------------------------------------------------------
     def _kill(self, boundary: Boundary, order: int = 0) -> tuple[Outcome, Broken | None]:
-        """Kill at a boundary and go on."""
+        """Kill at a boundary and continue."""
         trial = Trial(self._folder, self._setting, self._ledger, order)
         status, _ = trial.live(self._nurseries[0], boundary)
         if status == KILLED:
@@ -323,7 +323,7 @@ class CrashTest:
         return self._settle(trial, "order" if order else "kill", [boundary], status, ended)
 
     def _kill_again(self, boundary: Boundary, number: int) -> tuple[Outcome, Broken | None]:
-        """Kill at a boundary, and kill the process that goes on as well, at one of its own boundaries."""
+        """Kill at a boundary, and kill the process that continues as well, at one of its own boundaries."""
         later = self._resumes.get(boundary.id) or []
         trial = Trial(self._folder, self._setting, self._ledger)
         second = later[(number * 7) % len(later)] if later else None
@@ -346,7 +346,7 @@ class CrashTest:
         broken: Broken | None = None
         if ended is None or (ended != 0 and ended != KILLED):
             how = f"took longer than {self._setting.seconds:g} s" if ended is None else f"ended with {ended}"
-            broken = Broken("the run goes on by itself", found=[f"a process {how}", *_last_lines(trial.output())])
+            broken = Broken("the run continues by itself", found=[f"a process {how}", *_last_lines(trial.output())])
             broken.history = account.history
         elif status != KILLED:
             outcome.verdict = "missed"
@@ -362,7 +362,7 @@ class CrashTest:
         return outcome, broken
 
     def _conclude(self, found: Iterable[tuple[Outcome, Broken | None]]) -> None:
-        """Enter all trials, and each broken promise once for each place in the code."""
+        """Record all trials, and each broken promise once for each place in the code."""
         first: dict[tuple[str, str], Broken] = {}
         for outcome, broken in found:
             self._report.outcomes.append(outcome)
@@ -376,7 +376,7 @@ def _last_lines(text: str) -> list[str]:
 
 
 def _missing(awaited: list[str]) -> str:
-    """Say what the workflow waits for, and how to give it."""
+    """Say what the workflow waits for, and which option gives it."""
     first = awaited[0]
     if first.startswith(APPROVAL):
         what = first.removeprefix(APPROVAL)
@@ -393,7 +393,7 @@ def _missing(awaited: list[str]) -> str:
 
 
 def unused(setting: Setting, first: Account) -> list[str]:
-    """Say what was given and never wanted: a name may be misspelt. And how the run ends, if that is not its result."""
+    """Say which options were never used, because a name may be misspelt, and how the run ends if not with a result."""
     given = [f"--signal {name}" for name in setting.signals] + [f"--approve {what}" for what in setting.approvals]
     given += [f"--ask {name}" for name in setting.requests]
     notes = [f"Never wanted, undisturbed: {one}. Is the name right?" for one in given if one not in first.taken]
@@ -408,7 +408,7 @@ def unused(setting: Setting, first: Account) -> list[str]:
 
 
 def _notes(expected: Expected) -> list[str]:
-    """Say what is not judged, since it differs between undisturbed runs."""
+    """Say what is not judged, because it differs between undisturbed runs."""
     named = {
         "end": "the result",
         "answers": "answers to requests",
@@ -418,7 +418,7 @@ def _notes(expected: Expected) -> list[str]:
         "shape": "the steps in the history",
     }
     return [
-        f"Not judged: {what}, for undisturbed runs differ in it: by chance, time, or the order of concurrent steps."
+        f"Not judged: {what}. Undisturbed runs differ in it: by chance, time, or the order of concurrent steps."
         for name, what in named.items()
         if expected.differs(name)
     ]

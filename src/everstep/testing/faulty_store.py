@@ -1,10 +1,10 @@
 """A store whose methods fail when a test wants it: before they do anything, or after they have done it.
 
-    store = FaultyStore(MemoryStore())
+    store = FaultyStore(open_store("memory:"))
     store.fail("commit", after=True, error=StoreFailed("the reply was lost"))
     app = App(store.as_store())
 
-A failed commit is an unknown commit, so both ways must end alike: nothing lost, nothing doubled.
+A failed commit is an unknown commit, so both kinds must have the same end: nothing lost, nothing doubled.
 """
 
 from collections.abc import Callable
@@ -87,7 +87,7 @@ class Fault:
         self._calls = 0
 
     def happens_now(self, args: tuple[Any, ...]) -> bool:
-        """Count a call, and tell whether it fails."""
+        """Count a call, and return True if it fails."""
         if not self._when(*args):
             return False
         self._calls += 1
@@ -97,13 +97,13 @@ class Fault:
         return False
 
     def take_back(self) -> None:
-        """The call that was to fail did not happen after all."""
+        """Undo the count of a call that did not fail after all."""
         self._calls -= 1
         self.fired -= 1
 
 
 class FaultyStore:
-    """Passes everything on to a real store, except what is told to fail."""
+    """Passes every call on to a real store, except those that are set to fail."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -119,7 +119,7 @@ class FaultyStore:
         count: int = 1,
         when: Callable[..., bool] | None = None,
     ) -> Fault:
-        """Let a method fail: `after` it has done its work, or before. `when` chooses calls by their arguments."""
+        """Make a method fail: `after` it has done its work, or before. `when` chooses calls by their arguments."""
         assert method in METHODS, method
         raised = error or StoreError(f"{method} was told to fail")
         fault = Fault(raised, after=after, first=first, count=count, when=when or (lambda *args: True))
@@ -127,11 +127,11 @@ class FaultyStore:
         return fault
 
     def mend(self) -> None:
-        """Let nothing fail any more."""
+        """Remove all faults."""
         self._faults.clear()
 
     def as_store(self) -> Store:
-        """Return itself, as what an app is opened with."""
+        """Return this object, typed as a store for an app."""
         return cast(Store, self)
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,7 @@
 Nothing is done in such a replay: no step runs. The code must ask for the same things in the same order, with the same
 arguments, and end in the same way; otherwise `GoldenDiffers` says where it does not.
 
-Without payloads a file has only what was asked for: kinds, steps, digests, times. It may stand in a repository when the
+Without payloads a file has only what was asked for: kinds, steps, digests, times. It may be in a repository when the
 data must not. The test then says what the run was given and what its steps returned:
 
     replay_golden("golden/order-17.json", order, "lamp", outcomes={"charge": "receipt-1"}, signals={"approved": True})
@@ -38,11 +38,11 @@ __all__ = ["GoldenDiffers", "replay_golden", "save_history"]
 
 FORMAT: Final = 1
 _SAID: Final = ("preview", "note", "by", "reason", "why", "summary")
-"""What people and programs said, beside payloads: it is left out with them."""
+"""Texts of people and programs outside of payloads. They are left out together with the payloads."""
 
 
 class GoldenDiffers(AssertionError):
-    """The code no longer does what a golden history says. `differences` has them one by one."""
+    """The code no longer does what a golden history says. `differences` lists the differences."""
 
     def __init__(self, message: str, differences: Sequence[Difference] = ()) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ def save_history(app: Any, run: str, path: str | Path, *, payloads: bool = False
     payloads: also what the run was given and what its steps returned. Otherwise only digests of it, kinds and names; a
         short or guessable value can be guessed from its digest.
     """
-    store: Store = getattr(getattr(app, "_app", app), "store", app)
+    store: Store = getattr(getattr(app, "inner", app), "store", app)
     row = store.run(run)
     if row is None:
         raise UnknownRun(f"There is no run {run!r} in {store.url}.")
@@ -120,7 +120,7 @@ def _without_payloads(body: Any) -> Any:
 
 
 def _written(golden: _Golden) -> bytes:
-    """Return a file's text with a line for each event, so that two of them can be compared by eye."""
+    """Return a file's text with one event a line, so that two files can be compared by eye."""
     head = msgspec.json.encode(msgspec.structs.replace(golden, events=[]))
     lines = b",\n".join(map(msgspec.json.encode, golden.events))
     return head.replace(b'"events":[]', b'"events":[\n' + lines + b"\n]", 1) + b"\n"
@@ -195,12 +195,12 @@ def _told(path: str | Path, differences: Sequence[Difference], others: Sequence[
 
 
 class _Rehearsal(Execution):
-    """An execution that says what it is about to apply, so that the right payload can be given."""
+    """An execution that announces what it is about to apply, so that the right payload can be supplied."""
 
     given: "_Given"
 
     def rehearse(self, given: "_Given") -> None:
-        """Take payloads from here."""
+        """Take payloads from `given`."""
         self.given = given
 
     def apply(self, kind: str, body: Any, at: int) -> None:
@@ -210,7 +210,7 @@ class _Rehearsal(Execution):
 
 
 class _Given:
-    """Where payloads come from: the file, or what the test says."""
+    """The source of payloads: the file, or the test's arguments."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _Given:
         signals: Mapping[str, Any],
     ) -> None:
         self.others: list[str] = []
-        """Outcomes that are not the recorded ones."""
+        """Outcomes that differ from the recorded ones."""
         self._codec = codec
         self._golden = golden
         self._workflow = workflow
@@ -234,7 +234,7 @@ class _Given:
             raise Misuse("This file has its payloads, so no arguments, outcomes or signals are needed.")
 
     def take(self, kind: str, body: Any, call: Any) -> None:
-        """Note what is applied next."""
+        """Record what is applied next."""
         self._now = kind, body, call
 
     def lookup(self, digest: str) -> bytes:

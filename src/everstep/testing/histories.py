@@ -16,7 +16,7 @@ PAGE: Final = 500
 KEYS_MAX: Final = 1_000_000
 
 RULES: Final[dict[str, str]] = {
-    "L1": "an acknowledged start is in the store, and ends or waits once a worker lives",
+    "L1": "an acknowledged start is in the store, and ends or waits once a worker runs",
     "L2": "an acknowledged signal is consumed or visibly undelivered",
     "L3": "a recorded outcome never changes and its step never runs again; attempts are counted on",
     "L4": "every timer fires, never early and at most once",
@@ -64,33 +64,33 @@ class RunHistory(msgspec.Struct):
     keys: Sequence[EffectRow] = ()
     """The keys that steps of this generation have, or had last."""
     entropy: str = ""
-    """The store's own random bits."""
+    """The store's random bits."""
     key: bytes = b""
-    """The chain key that it was made with, if it was."""
+    """The chain key that it was made with, if any."""
     arrival: Arrival | None = None
-    """Up to which event the run was imported, if it was."""
+    """The last event that was imported, if the run was."""
 
     @property
     def is_newest(self) -> bool:
-        """Whether the row speaks about this generation."""
+        """Whether the row is about this generation."""
         return self.generation == self.row.generation
 
     def may_know(self, other: "RunHistory", at: int) -> bool:
-        """Tell whether a run which is there now may be the one of that id that this one knew of at a time.
+        """Return True if an existing run may be the one with that id that this run knew at a time.
 
-        It may have been deleted since, and another one begun with its id; or this one comes from another store.
+        That one may have been deleted since, and its id used again; or this run comes from another store.
         """
         begun = other.row.created_at if other.is_newest or not other.events else other.events[0].at
         return begun <= at and not (self.arrival is not None and other.arrival is None)
 
     @property
     def is_rolled_back(self) -> bool:
-        """Whether somebody wanted it undone, also after its end."""
+        """Whether a rollback was requested, also after its end."""
         return any(event.kind == "rollback_requested" for event in self.events)
 
 
 def export_histories(store: Store) -> list[RunHistory]:
-    """Return everything that a store has on its runs."""
+    """Return the histories of all runs of a store."""
     histories: list[RunHistory] = []
     offset = 0
     while page := store.runs(RunFilter(limit=PAGE, offset=offset)):
@@ -101,7 +101,7 @@ def export_histories(store: Store) -> list[RunHistory]:
 
 
 def _histories_of(store: Store, row: RunRow) -> list[RunHistory]:
-    """Return the histories of a run as they are now, all read while nobody drove it."""
+    """Return the histories of a run, all read while no worker drove it."""
     while True:
         signals = store.signals(row.id)
         keys = store.effects(EffectFilter(run=row.id, limit=KEYS_MAX))

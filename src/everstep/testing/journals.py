@@ -1,7 +1,7 @@
-"""The journal of a client: what it asked for, what was acknowledged, and what was refused. No answer is an answer too.
+"""The journal of a client: what it asked for, what was acknowledged, and what was refused. A missing answer counts too.
 
-A line is written before the question and another after the answer, by one `write` each, so that a process which is
-killed leaves no half lines and several processes may share a file.
+A line is written before the call and another after the answer, by one `write` each, so that a process which is killed
+leaves no half lines and several processes may share a file.
 """
 
 import json
@@ -23,19 +23,19 @@ class ClientJournal:
         self._file = append_to(path)
 
     def note(self, verb: str, run: str, state: State, **facts: Any) -> None:
-        """Write down one question or answer."""
+        """Record one call or answer."""
         line = json.dumps({"verb": verb, "run": run, "state": state, "pid": os.getpid(), **facts})
         os.write(self._file, line.encode() + b"\n")
 
 
 def read_journal(path: str | Path) -> list[dict[str, Any]]:
-    """Return a journal's lines; an absent file has none. A line that is being written does not count yet."""
+    """Return a journal's lines; a missing file has none. A half-written line does not count yet."""
     file = Path(path)
     return [json.loads(line) for line in file.read_bytes().split(b"\n")[:-1]] if file.exists() else []
 
 
 def watch_commits(store: Store, journal: ClientJournal) -> None:
-    """Let a journal have every append and claim that this store accepts: the account that epochs are judged by."""
+    """Record every append and claim that this store accepts: epochs are judged by that."""
     commit = store.commit
 
     def watched(operations: Sequence[Operation], **how: bool) -> list[Verdict]:

@@ -1,11 +1,11 @@
-"""The ledger: an independent account, in its own process, of every effect that was asked for and applied.
+"""The ledger: an independent account, in a separate process, of every effect that was requested and applied.
 
     ledger = Ledger.start(folder)
     …  apply(ledger.url, "charge", everstep.key(), {"amount": 5})  …      in the bodies of steps
     ledger.entries()        what really happened, whatever the engine believes
     ledger.stop()
 
-It stands for the outside world: a payment service, a mail server. By `ledger.behave("charge", Mode(…))` it is slow,
+It plays the outside world: a payment service, a mail server. With `ledger.behave("charge", Mode(…))` it is slow,
 answers with an error after applying, loses its answer, or forgets the keys that it has seen.
 """
 
@@ -21,14 +21,14 @@ from typing import Any, Final, Self
 from everstep.errors import Misuse
 
 LEDGER_SETTING: Final = "EVERSTEP_LEDGER"
-"""Where a crash test puts the address of its ledger."""
+"""The environment variable with the address of a crash test's ledger."""
 
 MODEL: Final = "model"
-"""Under this name a body asks the ledger when it calls a model: a crash test counts these."""
+"""The effect's name when a body reports a model call to the ledger. A crash test counts these."""
 
 
 class LedgerFailed(Exception):
-    """The ledger answered with an error. Whether it applied the effect is not said, as in life."""
+    """The ledger answered with an error. Whether it applied the effect is unknown, as in reality."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Ledger:
 
     @classmethod
     def start(cls, folder: str | Path) -> Self:
-        """Start the process. On a folder with a ledger it goes on with that one."""
+        """Start the process. On a folder with a ledger it continues that one."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         program = Path(__file__).with_name("ledger_process.py")
@@ -68,19 +68,19 @@ class Ledger:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
         if not url:
-            raise RuntimeError(f"The ledger in {path} did not start; what it said stands above.")
+            raise RuntimeError(f"The ledger in {path} did not start; its output is above.")
         return cls(path, process, url)
 
     def behave(self, effect: str, mode: Mode) -> None:
-        """Let the ledger treat an effect in another way from now on."""
+        """Change how the ledger treats an effect from now on."""
         _post(self.url, "/mode", {"effect": effect, "mode": asdict(mode)}, 10.0)
 
     def book(self, name: str) -> "Ledger":
-        """Return the book of this name, with a `url` of its own: for trials that share one process."""
+        """Return the book of this name, which has a `url` of its own: for trials that share one process."""
         return Ledger(self.folder / name, self._process, f"{self.url}/{name}")
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return everything so far, in order, once no request is under way.
+        """Return everything so far, in order, once no request is in progress.
 
         Each has `kind` (`request` or `applied`), `effect`, `key`, `arguments`, their `digest`, and `at` (microseconds
         since 1970).
@@ -124,7 +124,7 @@ def apply(url: str, effect: str, key: str, arguments: Any, *, timeout: float = 3
 
 
 def ask(url: str, effect: str, key: str, arguments: Any, *, timeout: float = 30.0) -> str:
-    """Ask the ledger something that changes nothing: the request is entered, and nothing is applied."""
+    """Ask the ledger something that changes nothing: it records the request, and applies nothing."""
     return _post(url, "/ask", {"effect": effect, "key": key, "arguments": arguments}, timeout)
 
 

@@ -1,11 +1,10 @@
-"""The ledger's own process. It needs nothing but the standard library, so that it shares no mistake with the engine.
+"""The ledger's own process. It needs only the standard library, so that it shares no mistake with the engine.
 
     python -I ledger_process.py FOLDER
 
-It prints its address and then serves until its standard input ends, which it also does when whoever started it dies.
-Every request and every applied effect is a line of `FOLDER/ledger.jsonl`, on disk before the answer is given. Started
-again on the same folder, it knows what it has applied. Requests to `/NAME/…` go into a book of their own, in
-`FOLDER/NAME`.
+It prints its address and then serves until its standard input ends, which also happens when its parent dies. Every
+request and every applied effect is a line of `FOLDER/ledger.jsonl`, on disk before the answer is sent. Started again on
+the same folder, it knows what it has applied. Requests to `/NAME/…` go into a book of their own, in `FOLDER/NAME`.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ NO_MODE: dict[str, Any] = {"delay": 0.0, "refuses": 0, "fails": 0, "loses": 0, "
 
 
 class LedgerBook:
-    """The lines that are written, and what a receiver of effects remembers between requests."""
+    """The lines of the file, and what a receiver of effects remembers between requests."""
 
     def __init__(self, folder: Path, modes: dict[str, dict[str, Any]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +49,7 @@ class LedgerBook:
             self._requests[name] += 1
 
     def serve(self, ask: dict[str, Any], *, applies: bool) -> tuple[str, str]:
-        """Do what was asked, as the effect's mode wants it. Returns how to answer, and the value."""
+        """Serve a request in the effect's mode. Returns how to answer, and the value."""
         effect, key, digest = ask["effect"], ask["key"], digest_of(ask["arguments"])
         mode = {**NO_MODE, **self.modes.get(effect, {})}
         with self._lock:
@@ -101,13 +100,13 @@ class LedgerBook:
         os.fsync(self._file)
 
     def wait_until_idle(self) -> None:
-        """Wait until no request is under way: one whose sender was killed may still be at work."""
+        """Wait until no request is in progress: one whose sender was killed may still be served."""
         with self._idle:
             self._idle.wait_for(lambda: self._under_way == 0, timeout=30)
 
 
 def _opened(path: Path) -> int:
-    """Return a descriptor of a file of ours. (This program is alone, so it cannot ask `everstep.model.own_files`.)"""
+    """Return a descriptor of a file of ours. (This program must not import `everstep.model.own_files`.)"""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
@@ -116,12 +115,12 @@ def _opened(path: Path) -> int:
 
 
 def digest_of(arguments: Any) -> str:
-    """Return the digest of what was sent with a request."""
+    """Return the digest of a request's arguments."""
     return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def receipt(effect: str, digest: str) -> str:
-    """Return what an applied effect answers. It depends on nothing else, so an undisturbed run gets the same."""
+    """Return the answer of an applied effect. It depends on nothing else, so an undisturbed run gets the same."""
     return f"{effect}-{digest[:12]}"
 
 
@@ -160,16 +159,16 @@ class Handler(BaseHTTPRequestHandler):
         answer = json.dumps({"value": value}).encode()
         head = b"HTTP/1.0 " + status + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer)
         try:
-            self.wfile.write(head + answer)  # in one piece: two would wait for each other on loopback
+            self.wfile.write(head + answer)  # in one piece: two writes would wait for each other on loopback
         except OSError:
-            pass  # whoever asked was killed meanwhile
+            pass  # the sender was killed meanwhile
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
 
 
 class LedgerServer(ThreadingHTTPServer):
-    """A thread for each request; its senders are killed all the time, and nobody wants to read about that."""
+    """One thread for each request. Its senders are killed all the time, which is not worth a log line."""
 
     daemon_threads = True
     request_queue_size = 256

@@ -1,7 +1,7 @@
 """Processes without the price of starting Python: a parent has imported everything, and each child is a fork of it.
 
-A child is a process of its own that is killed like any other; only its imports were done by its parent. Each connection
-asks for one child, in one line, and gets two: the child's number as a process, and later its exit status.
+A child is a separate process that is killed like any other; only its imports were done by its parent. Each connection
+asks for one child, in one line, and gets two answers: the child's process id, and later its exit status.
 """
 
 import os
@@ -15,7 +15,9 @@ from typing import NoReturn
 
 
 class Parent:
-    """The parent, as those who want children use it. Its command is a program that calls `serve` with the address."""
+    """The parent, as seen by a process that needs children. Its command is a program that calls `serve` with the
+    address.
+    """
 
     def __init__(self, address: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._address = address
@@ -24,10 +26,10 @@ class Parent:
         )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"ready\n":
-            raise RuntimeError("The parent of the processes to kill did not start; what it said stands above.")
+            raise RuntimeError("The parent of the processes to kill did not start; its output is above.")
 
     def child(self, ask: bytes, seconds: float) -> int | None:
-        """Let a child run to its end and return its exit status; None if it had to be killed for taking too long."""
+        """Run a child to its end and return its exit status; None if it was killed because it took too long."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(self._address)
             connection.sendall(ask + b"\n")
@@ -50,7 +52,7 @@ class Parent:
 
 
 def serve(address: str, become: Callable[[bytes], NoReturn]) -> None:
-    """Fork a child for each connection, until the standard input ends. The child becomes what was asked for."""
+    """Fork a child for each connection, until the standard input ends. The child calls `become` with its task."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
@@ -66,7 +68,7 @@ def serve(address: str, become: Callable[[bytes], NoReturn]) -> None:
 
 
 def _look_after(connection: socket.socket, become: Callable[[bytes], NoReturn]) -> None:
-    """Start the child that a connection asks for, and tell how it ended."""
+    """Start the child that a connection asks for, and report how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with connection.makefile("rb") as asked:
         ask = asked.readline()
@@ -79,4 +81,4 @@ def _look_after(connection: socket.socket, become: Callable[[bytes], NoReturn]) 
     try:
         connection.sendall(b"%d\n" % status)
     except OSError:
-        pass  # whoever asked gave up
+        pass  # the caller gave up

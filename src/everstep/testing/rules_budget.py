@@ -1,4 +1,4 @@
-"""The rules of budgets: nothing begins for which there is no room, and a tree of runs agrees on who has what."""
+"""The rules of budgets: nothing begins without room, and a tree of runs agrees on its amounts."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from everstep.testing.histories import RunHistory, Violation
 
 
 class BudgetJudge:
-    """Goes through one history and does its sums again."""
+    """Goes through one history and computes its sums again."""
 
     def __init__(self, history: RunHistory) -> None:
         self.run = history.row.id
@@ -34,9 +34,9 @@ class BudgetJudge:
             self._judge(event, body)
 
     def _is_exempt(self, body: Any) -> bool:
-        """Compensations are never stopped, nor what must be done again to know what became of it.
+        """Return True for work that a budget never stops: compensations, and what must be repeated to settle a doubt.
 
-        Nor what is not done again, for its outcome was kept when the run was retried.
+        Also for what is not done again, because its outcome was kept when the run was retried.
         """
         must_be_known = body.effect == "atomic" or (body.compensate and body.effect != "once")
         return bool(body.because == KEPT or body.compensates or (must_be_known and body.attempt > 1))
@@ -61,7 +61,9 @@ class BudgetJudge:
 
 
 def judge_budgets(histories: Sequence[RunHistory]) -> list[Violation]:
-    """Compare what began with what there was room for, and what parents gave and were told with what children had."""
+    """Compare what began with the room that there was, and what parents allotted and received with what children
+    had.
+    """
     judges = [BudgetJudge(history) for history in histories]
     by_run: dict[str, list[BudgetJudge]] = defaultdict(list)
     for judge in judges:
@@ -73,7 +75,7 @@ def judge_budgets(histories: Sequence[RunHistory]) -> list[Violation]:
             paid = [one for one in by_run[body.run] if _is_paid_by(one, judge.run)]
             if event.kind == "child_ended":
                 found += _told(judge, event, body, paid)
-            elif body.run not in asked_for:  # asked for again, it has what it was given then
+            elif body.run not in asked_for:  # asked for again, it has what it got the first time
                 found += _given(judge, event, body, paid)
                 asked_for.add(body.run)
     return found

@@ -1,4 +1,4 @@
-"""The rule about forks: what one begins with is what the other run has, but for what it says that was edited."""
+"""The rule about forks: a fork begins with the events of the other run, except for what it declares as edited."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from everstep.testing.histories import RunHistory, Violation
 
 
 def judge_forks(histories: Sequence[RunHistory]) -> list[Violation]:
-    """Compare each fork with the run that it names, if that is still there."""
+    """Compare each fork with the run that it names, if that still exists."""
     by_place = {(history.row.id, history.generation): history for history in histories}
     found: list[Violation] = []
     for history in histories:

@@ -1,4 +1,4 @@
-"""The rule about runs that went on with a fresh history: the generations of such a run are one chain."""
+"""The rule about runs that continued with a fresh history: the generations of such a run are one chain."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from everstep.testing.rules_history import HistoryJudge
 
 
 def taken_along(judge: HistoryJudge) -> list[str]:
-    """Return the steps of older generations that a history says can be undone."""
+    """Return the steps of older generations that a history can undo."""
     return [call.step for call in judge.carried.values()]
 
 
 def judge_generations(judges: Sequence[HistoryJudge]) -> list[Violation]:
-    """After `run_continued` comes a generation that names just this end, and no other generation names one."""
+    """After `run_continued` comes a generation that names exactly this end, and no other generation names one."""
     found = []
     by_place = {(judge.run, judge.history.generation): judge for judge in judges}
     for (run, generation), judge in by_place.items():
@@ -29,6 +29,6 @@ def judge_generations(judges: Sequence[HistoryJudge]) -> list[Violation]:
         if judge.carried_head and (
             before is None or before.ended_by is None or before.ended_by.digest.hex() != judge.carried_head
         ):
-            what = f"generation {generation} goes on from an end that is not there"
+            what = f"generation {generation} continues from an end that does not exist"
             found.append(Violation("D6", run, 1, what))
     return found

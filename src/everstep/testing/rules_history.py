@@ -23,7 +23,7 @@ STATUS_OF_END: Final[dict[str, Status | Literal["continued"]]] = {
 
 
 class Call(msgspec.Struct):
-    """What the history has said so far about one call of the code."""
+    """The state of one call of the code, so far in the history."""
 
     kind: str
     seq: int
@@ -40,16 +40,16 @@ class Call(msgspec.Struct):
     outcome_at: int = 0
     cancelled: bool = False
     kept: bool = False
-    """Whether it was not done, for an earlier branch had done it."""
+    """Whether it was not done because an earlier branch had done it."""
     adopted: bool = False
-    """Whether the outcome was given by a probe, a person, or an earlier branch."""
+    """Whether a probe, a person or an earlier branch gave the outcome."""
     number: int = 0
     checkpoint: int = 0
     own_key: str = ""
     """With `key=`: the key that it has, or had."""
     round: int = 0
     waits: bool = False
-    """Whether it does not have its key, or no longer."""
+    """Whether it does not have its key, or has lost it."""
     is_void: bool = False
     """Whether a retry made it void."""
     was_done: bool = False
@@ -59,9 +59,9 @@ class Call(msgspec.Struct):
     compensate: str = ""
     compensates: int = 0
     is_copied: bool = False
-    """Whether it is another run's, which this one was forked from."""
+    """Whether it belongs to the run from which this one was forked."""
     happened: bool = True
-    """False when its outcome was given by a fallback, or by a person who skipped it."""
+    """False if a fallback, or a person who skipped it, gave its outcome."""
 
 
 class Shared(msgspec.Struct):
@@ -78,7 +78,7 @@ class Shared(msgspec.Struct):
 
 
 class HistoryJudge:
-    """Goes through one history and notes what it breaks. What it learns of the calls is for the other rules."""
+    """Goes through one history and records what it breaks. The other rules use what it learns about the calls."""
 
     def __init__(self, history: RunHistory) -> None:
         self.history = history
@@ -86,17 +86,17 @@ class HistoryJudge:
         self.violations: list[Violation] = []
         self.calls: dict[int, Call] = {}
         self.every_call: list[Call] = []
-        """Also those that a retry made void."""
+        """Includes those that a retry made void."""
         self.consumed: dict[int, int] = {}
-        """Inbox numbers, and the events that took them."""
+        """The event that consumed each inbox number."""
         self.shared: list[Shared] = []
         self.ended_by: EventRow | None = None
         self.carried_head = ""
-        """The end of the generation before, which this one goes on from."""
+        """The end of the previous generation, which this one continues."""
         self._signal_ids: set[str] = set()
         self._request_ids: set[str] = set()
         self._answered: dict[int, int] = {}
-        """Requests that have an answer, and its event."""
+        """The event with the answer to each request."""
         self._subjects: set[str] = set()
         self._entropy = ""
         self._copied = 0
@@ -119,7 +119,7 @@ class HistoryJudge:
             self._event = event
             digest = chain_next(digest, *event[:5], self.history.key)
             if event.seq != expected:
-                self._broken("L5", f"it stands where event {expected} should")
+                self._broken("L5", f"it is where event {expected} should be")
             if digest != event.digest:
                 self._broken("L5", "it does not match its digest")
                 digest = event.digest
@@ -141,12 +141,12 @@ class HistoryJudge:
         if (event.seq == 1) != (event.kind == "run_started"):
             self._broken("D6", "a history begins with run_started, once")
         if event.kind == "rollback_requested":
-            self.ended_by = None  # an ended run goes on, to undo what it did
+            self.ended_by = None  # an ended run continues, to undo what it did
         while self._switches and event.seq > self._switches[0][0]:
             self._entropy = self._switches.pop(0)[1]
         if self.ended_by is not None and event.kind != "run_retried":
             rule = "D1" if event.kind in ENDS else "L3"
-            self._broken(rule, f"stands after the run's end (event {self.ended_by.seq})")
+            self._broken(rule, f"is after the run's end (event {self.ended_by.seq})")
         if event.kind in ENDS or event.kind == "run_continued":
             self.ended_by = event
         elif event.kind in _JUDGE:
@@ -170,7 +170,7 @@ class HistoryJudge:
 
     @property
     def _is_copied(self) -> bool:
-        """Whether the event is another run's, which this one was forked from."""
+        """Whether the event belongs to the run from which this one was forked."""
         return self._event.seq <= self._copied
 
     # -- commands ---------------------------------------------------------------------------------------------------
@@ -223,12 +223,12 @@ class HistoryJudge:
         if event.at < call.due:
             self._broken("L4", "comes before its back-off was over")
         call.attempt, call.due = body.attempt, 0
-        if not call.is_copied:  # a step that waited for its key, or for room in a budget, says only now what undoes it
+        if not call.is_copied:  # a step that waited for its key, or for a budget, names its compensation only now
             call.compensate = call.compensate or body.compensate
         self._own(call, body)
 
     def _own(self, call: Call, body: Any) -> None:
-        """A step with a key begins, so the key is its own."""
+        """A step with a key begins, so the key belongs to it."""
         if not body.key:
             return
         if call.own_key not in ("", body.key):
@@ -265,7 +265,7 @@ class HistoryJudge:
         )
 
     def _call_withheld(self, body: Any) -> None:
-        """It stands in the place of a start. A step has no attempt yet; a child may be started later."""
+        """This event replaces a start. A step has no attempt yet; a child may be started later."""
         event = self._event
         if not body.again and body.instead_of == "step_started":
             key = step_key(self._entropy, event.step, body.arguments)
@@ -307,12 +307,12 @@ class HistoryJudge:
         if body.number <= self._last_checkpoint:
             self._broken("R1", f"is checkpoint {body.number}, and the one before was {self._last_checkpoint}")
         if any(not call.outcome and not call.cancelled for call in self._under_way()):
-            self._broken("R1", "stands where something else is under way")
+            self._broken("R1", "is where something else is under way")
         self._last_checkpoint = body.number
         self._begin(body.call, Call(self._event.kind, self._event.seq, checkpoint=body.number))
 
     def _under_way(self) -> Iterator[Call]:
-        """Give the calls since the last checkpoint that have an outcome sooner or later."""
+        """Give the calls since the last checkpoint that will have an outcome."""
         for call in reversed(self.calls.values()):
             if call.kind == "checkpoint_taken":
                 return
@@ -320,7 +320,7 @@ class HistoryJudge:
                 yield call
 
     def _compensation_started(self, body: Any) -> None:
-        """What the code had asked for last may have been dropped, and its numbers with it."""
+        """The last commands of the code may have been dropped, and their numbers with them."""
         self._last_call = max(self._last_call, body.call - 1)
         self._other_command(body)
 
@@ -346,7 +346,7 @@ class HistoryJudge:
         return call
 
     def _step_ended(self, body: Any) -> None:
-        is_fallback = getattr(body, "fallback", False)  # then the body need not have asked anybody
+        is_fallback = getattr(body, "fallback", False)  # then the body need not have sent a request
         call = self._settle(body.call, "fallback" if is_fallback else "")
         if call is not None:
             call.adopted = getattr(body, "adopted", False)
@@ -409,19 +409,19 @@ class HistoryJudge:
 
     def _consume(self, number: int) -> None:
         if self._is_copied:
-            return  # it was in another run's inbox
+            return  # the delivery was in another run's inbox
         if number in self.consumed:
             self._broken("D4", f"takes delivery {number} a second time (first in event {self.consumed[number]})")
         elif number:
             self.consumed[number] = self._event.seq
 
-    # -- going on after a failure -----------------------------------------------------------------------------------
+    # -- continuing after a failure --------------------------------------------------------------------------------
     def _run_retried(self, body: Any) -> None:
-        """What the code did since the event `voids` no longer counts, and its calls' numbers are given again."""
+        """What the code did since the event `voids` no longer counts, and its calls' numbers are used again."""
         self.ended_by = None
         for call in self.calls.values():
             is_effect = call.effect in ("once", "atomic") and call.outcome != "step_failed" and not call.kept
-            is_effect = is_effect and not call.own_key  # which is guarded by that
+            is_effect = is_effect and not call.own_key  # a key guards it
             if call.seq >= body.voids and is_effect and call.outcome_seq not in body.crossed:
                 self._broken("L3", f"forgets {call.step} ({call.effect}), which was begun in event {call.seq}")
         self._entropy = body.entropy

@@ -1,4 +1,4 @@
-"""The rules about keys of effects: what histories say of one key in all runs, compared with the table `effects`."""
+"""The rules about keys of effects: what histories say about one key in all runs, compared with the table `effects`."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,11 @@ from everstep.testing.rules_history import Call, HistoryJudge, Shared
 
 Owner = tuple[HistoryJudge, Call]
 Outcomes = dict[tuple[str, int, str], list[tuple[bytes, str]]]
-"""Run, generation and key, to what was done there."""
+"""What was done under each run, generation and key."""
 
 
 def judge_keys(judges: Sequence[HistoryJudge]) -> list[Violation]:
-    """A key has one owner at a time and one outcome. Who shares that was given the same."""
+    """A key has one owner at a time and one outcome. Steps that shared it got the same outcome."""
     owners: dict[str, list[Owner]] = defaultdict(list)
     outcomes: Outcomes = {}
     histories = {(judge.run, judge.history.generation): judge.history for judge in judges}
@@ -34,7 +34,7 @@ def judge_keys(judges: Sequence[HistoryJudge]) -> list[Violation]:
 
 
 def has_key(judge: HistoryJudge, call: Call) -> bool:
-    """Tell whether a step was begun under its key and is not settled, so that the key is its own.
+    """Return True if a step was begun under its key and is not settled, so that the key belongs to it.
 
     When its run has ended, a person may have freed the key meanwhile; then the table no longer says so.
     """
@@ -63,7 +63,7 @@ def _one_key(key: str, owners: Sequence[Owner]) -> Iterator[Violation]:
 
 
 def _own_rows(judge: HistoryJudge) -> Iterator[Violation]:
-    """Compare the table with the history: what it says of this run's steps, and what it lacks."""
+    """Compare the table with the history: its rows for this run's steps, and missing rows."""
     calls: dict[tuple[int, str], list[Call]] = defaultdict(list)
     for call in judge.every_call:
         calls[call.number, call.own_key].append(call)
@@ -72,7 +72,7 @@ def _own_rows(judge: HistoryJudge) -> Iterator[Violation]:
         mine = calls.get((row.call, row.key), [])
         wrong = ""
         if row.state == "undoing":
-            if row.call > 0 and not any(call.was_done for call in mine):  # else an older generation has done it
+            if row.call > 0 and not any(call.was_done for call in mine):  # otherwise an older generation has done it
                 wrong = f"the key {row.key!r} is being undone in the table, and was not done in the history"
         elif not mine:
             wrong = f"the table says that call {row.call} had the key {row.key!r}"
@@ -87,12 +87,12 @@ def _own_rows(judge: HistoryJudge) -> Iterator[Violation]:
     if judge.ended_by is None and judge.history.is_newest:
         for call in judge.calls.values():
             if has_key(judge, call) and (call.number, call.own_key) not in under_way:
-                what = f"{call.step} was begun, and somebody else may have its key {call.own_key!r}"
+                what = f"{call.step} was begun, and another step may have its key {call.own_key!r}"
                 yield Violation("D8", judge.run, call.seq, what)
 
 
 def _one_share(judge: HistoryJudge, shared: Shared, outcomes: Outcomes) -> Iterator[Violation]:
-    """What was shared is what its owner's history has."""
+    """Compare a shared outcome with its owner's history."""
     values = outcomes.get((shared.run, shared.generation, shared.key))
     if values is None:
         what = f"shares what run {shared.run} did under {shared.key!r}, which did nothing"

@@ -1,4 +1,4 @@
-"""The rules that join the histories with the accounts of others: the ledger, the clients, the signals' table."""
+"""The rules that compare the histories with other accounts: the ledger, the clients, the table of signals."""
 
 import re
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from everstep.testing.ledger import MODEL
 from everstep.testing.rules_history import Call, HistoryJudge
 
 LATE_MICROSECONDS: Final = 20_000
-"""So much later than the outcome may a request be entered: two processes do not read their clocks at one instant."""
+"""How much later than the outcome a request may be recorded: two processes do not read their clocks at one instant."""
 
 Entry = Mapping[str, Any]
 
@@ -24,11 +24,11 @@ def judge_effects(
     faults: Sequence[str],
     reads: Collection[str] = (),
 ) -> list[Violation]:
-    """Compare what the ledger received and applied with what the histories say.
+    """Compare what the ledger received and applied with the histories.
 
-    A step goes through the ledger if the ledger knows an effect of its name, and then each that is completed was
-    applied. An effect under another name is known by its step's key: it was applied once at most. A `read` may have
-    been made that no history knows: a crash may lose it, and the code may then take another turn.
+    A step uses the ledger if the ledger has an effect of its name; then each completed one was applied. An effect under
+    another name is matched by its step's key: it was applied once at most. A `read` may be unknown to every history: a
+    crash may lose it, and the code may then take another branch.
     """
     requests: dict[str, list[Entry]] = defaultdict(list)
     applied: dict[str, list[Entry]] = defaultdict(list)
@@ -87,7 +87,7 @@ def _one_step(
 ) -> list[Violation]:
     found = []
     most = {"read": len(applied), "atomic": 1, "once": 1}.get(call.effect, 1)
-    was_done = call.outcome == "step_completed" and not call.adopted  # else somebody else said so
+    was_done = call.outcome == "step_completed" and not call.adopted  # otherwise a probe or a person said so
     least = 1 if was_done and is_named and call.effect != "read" else 0
     if len(applied) > most:
         found.append(Violation("D3", run, call.seq, f"{call.step} ({call.effect}) was applied {len(applied)} times"))
@@ -145,7 +145,7 @@ def _one_inbox(history: RunHistory, taken: Mapping[int, int]) -> list[Violation]
 
 
 def judge_children(judges: Sequence[HistoryJudge]) -> list[Violation]:
-    """Every child that a history has started is there, and ended as its parent was told."""
+    """Every child that a history has started exists, and ended as its parent received it."""
     histories = {judge.run: judge.history for judge in judges}
     rolled_back = {judge.run for judge in judges if judge.history.is_rolled_back}
     found = []
@@ -160,7 +160,7 @@ def judge_children(judges: Sequence[HistoryJudge]) -> list[Violation]:
                 continue
             child = there.row
             if call.run in rolled_back or not judge.history.may_know(there, call.outcome_at):
-                pass  # it was rolled back after its parent was told how it ended; or it is another one
+                pass  # it was rolled back after its parent received its end; or it is another run
             elif call.outcome in ENDED and child.status != call.outcome and child.generation == 1:
                 what = f"the child run {call.run} is {child.status}, and its parent was told {call.outcome}"
                 found.append(Violation("L3", judge.run, call.outcome_seq, what))
@@ -168,28 +168,28 @@ def judge_children(judges: Sequence[HistoryJudge]) -> list[Violation]:
 
 
 def _may_be_gone(judge: HistoryJudge, call: Call) -> bool:
-    """Tell whether a child that is not in the store may have been there.
+    """Return True if a child that is not in the store may have existed.
 
-    One with an id that it was given is shared by all that start it: it is deleted with the parent that came first, or
-    stays where that is when another one is moved. It is never deleted while a parent needs it that was told of its end,
-    and may go on. A child without an id of its own is deleted, and moved, with its parent alone.
+    All runs that start a child with a given id share it: it is deleted with the parent that came first, or stays where
+    that is when another one is moved. It is never deleted while a parent needs it that has received its end and may
+    continue. A child with a generated id is deleted, and moved, only with its parent.
     """
     history = judge.history
-    if call.outcome == "refused":  # it is another run, which nothing keeps
+    if call.outcome == "refused":  # another run has the id, and nothing keeps that
         return True
     if re.fullmatch(rf"{re.escape(judge.run[:170])}(\.g\d+)?(\.r\d+)?\.\d+", call.run):
         return False
     came = history.arrival
     if came is not None and (history.generation, call.seq) <= (came.generation, came.seq):
         return True
-    if not history.is_newest:  # a fresh history follows no child of the one before
+    if not history.is_newest:  # a fresh history follows no child of the previous one
         return True
     was_told = any(one.kind == "child" and one.name == call.run for one in history.signals)
     return was_told and history.row.status in ("completed", "cancelled")
 
 
 def judge_clients(histories: Sequence[RunHistory], lines: Iterable[Entry], *, settled: bool) -> list[Violation]:
-    """Compare what clients were told with what the store has."""
+    """Compare what clients were told with the store."""
     newest = {history.row.id: history for history in histories if history.is_newest}
     found: list[Violation] = []
     results: dict[str, Any] = {}
@@ -215,7 +215,7 @@ def judge_clients(histories: Sequence[RunHistory], lines: Iterable[Entry], *, se
 
 
 def judge_epochs(histories: Sequence[RunHistory], lines: Iterable[Entry]) -> list[Violation]:
-    """Compare the appends and claims that the stores accepted: whose they were, in which order of epochs."""
+    """Compare the appends and claims that the stores accepted: their workers, and the order of their epochs."""
     owners: dict[tuple[str, int], str] = {}
     writers: dict[tuple[str, int], int] = {}
     appends: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)

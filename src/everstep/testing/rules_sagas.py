@@ -1,23 +1,23 @@
-"""The rules about undoing: a part of judging one history."""
+"""The rules about compensation: a part of judging one history."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from everstep.model.events import ENDS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: the judge of a history has this judge, and hands it its calls
     from everstep.testing.rules_history import Call
 
 Broken = Callable[[str, str], None]
 
 
 class SagaJudge:
-    """Follows what is done to undo a run. It is told of each event that may matter, with the calls so far."""
+    """Follows the compensation of a run. It receives each event that may matter, with the calls so far."""
 
     def __init__(self, broken: Broken) -> None:
         self._broken = broken
         self._settled: set[int] = set()
-        """Calls whose compensation completed, or was left out by a person."""
+        """Calls whose compensation completed, or was skipped by a person."""
         self._todo: list[int] = []
         self._is_undone = False
 
@@ -74,7 +74,7 @@ class SagaJudge:
                     self._broken("S3", f"although {call.step} (call {number}) was not compensated")
 
     def not_undone(self, calls: Mapping[int, "Call"]) -> list[str]:
-        """Return the completed steps that have a compensation which has not completed, the first to complete first."""
+        """Return the completed steps whose compensation has not completed, the first to complete first."""
         left = [call for number, call in calls.items() if call.compensate and number not in self._settled]
         return [call.step for call in sorted(left, key=lambda call: call.outcome_seq) if self._happened(call)]
 

@@ -1,10 +1,10 @@
-"""An app for tests that skips what a run would only wait for.
+"""An app for tests that skips the time that runs would wait.
 
     with skipping_app() as app:
         assert app.run(reminder, "ann") == "reminded after 30 days"      # at once
 
-Its clock stands still, except while a result is waited for: then, whenever every run rests, it moves to what is due
-next. So a test can start a run, look at it, send it a signal, and only then let the time pass.
+Its clock stops, except while a test waits for a result: then, whenever every run rests, it moves to what is due next.
+So a test can start a run, look at it, send it a signal, and only then let the time pass.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from everstep.testing.clock import TURN_SECONDS, FakeClock
 R = TypeVar("R")
 
 PATIENCE_SECONDS: Final = 5.0
-"""After so many real seconds in which nothing can happen any more, a result that is waited for is given up."""
+"""After this many real seconds in which nothing can happen any more, waiting for a result fails."""
 
 
 class SkippingApp(BlockingApp):
@@ -39,14 +39,14 @@ class SkippingApp(BlockingApp):
         super().__init__(make)
 
     def wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Wait as `BlockingApp` does; time is skipped while it is a result that is waited for."""
+        """Wait as `BlockingApp` does; time is skipped while the caller waits for a result."""
         if getattr(coroutine, "cr_code", None) is Run.result.__code__:
             return super().wait(self._skip_until(coroutine))
         return super().wait(coroutine)
 
     def rest(self) -> None:
         """Wait until each run waits, has ended or is held."""
-        self.wait(self.clock.rest(self._app))
+        self.wait(self.clock.rest(self.inner))
 
     async def _skip_until(self, coroutine: Coroutine[Any, Any, R]) -> R:
         task = asyncio.ensure_future(coroutine)
@@ -54,7 +54,7 @@ class SkippingApp(BlockingApp):
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=TURN_SECONDS)
-                if task.done() or not self._app.is_at_rest() or self._move_on():
+                if task.done() or not self.inner.is_at_rest() or self._move_on():
                     idle_turns = 0
                 else:
                     idle_turns += 1
@@ -68,11 +68,11 @@ class SkippingApp(BlockingApp):
         """Move to what is due next: in memory, or of a run that has left it."""
         if self.clock.advance_to_next():
             return True
-        due = self._app.store.next_wake(worker=self._app.worker, everyone=self._app.recover)
+        due = self.inner.store.next_wake(worker=self.inner.worker, everyone=self.inner.recover)
         if due is None or due <= self.clock.now():
             return False
         self.clock.advance((due - self.clock.now()) / 1e6)
-        self._app.pump.nudge()
+        self.inner.pump.nudge()
         return True
 
 

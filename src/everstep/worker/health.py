@@ -1,7 +1,8 @@
-"""A port that says how a worker is: `/healthz` (does it work?) and `/readyz` (should it be given more?), as JSON.
+"""An HTTP port that reports the state of a worker: `/healthz` (does it work?) and `/readyz` (should it get more?), as
+JSON.
 
-It is meant for whoever starts and stops processes. It says nothing about runs, and listens on this machine only unless
-it is told otherwise.
+It is for the system that starts and stops processes. It reveals nothing about runs, and listens on this machine only
+unless it is configured otherwise.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ PHRASES: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "
 
 
 class Health(NamedTuple):
-    """How a worker is."""
+    """The state of a worker."""
 
     healthy: bool
     ready: bool
@@ -38,7 +39,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 async def answer_on(address: tuple[str, int], how: Callable[[], Awaitable[Health]]) -> asyncio.Server:
-    """Answer questions on a port from now on."""
+    """Start to answer requests on a port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -49,7 +50,7 @@ async def answer_on(address: tuple[str, int], how: Callable[[], Awaitable[Health
                 writer.write(await _response(words, how))
                 await writer.drain()
         except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
-            pass  # whoever asked has gone, or does not speak HTTP
+            pass  # the client has gone, or does not speak HTTP
         finally:
             writer.close()
 
@@ -57,7 +58,7 @@ async def answer_on(address: tuple[str, int], how: Callable[[], Awaitable[Health
         return await asyncio.start_server(answer, *address, limit=LINE_BYTES_MAX)
     except OSError as error:
         place = f"{address[0]}:{address[1]}"
-        raise Misuse(f"--health: nobody can listen on {place} ({error.strerror or error}).") from error
+        raise Misuse(f"--health: cannot listen on {place} ({error.strerror or error}).") from error
 
 
 async def _response(words: list[bytes], how: Callable[[], Awaitable[Health]]) -> bytes:

@@ -1,7 +1,7 @@
 """Loading a user's code: `app.py`, `app.py:report`, `package.module` or `package.module:report`.
 
-The module is imported as `import` would do it, under its own name and with its folder on the path, so that what it
-imports beside itself is found. Its guard `if __name__ == "__main__":` keeps it from running anything.
+The module is imported as `import` would do it, under its own name and with its folder on the path, so that it finds the
+modules next to it. Its guard `if __name__ == "__main__":` keeps it from running anything.
 """
 
 import importlib
@@ -65,7 +65,7 @@ def _checked(workflow: Workflow) -> Workflow:
 
 
 def split(target: str) -> tuple[str, str]:
-    """Return the file or module that a target names, and the workflow in it, if it names one."""
+    """Return the file or module of a target, and the workflow in it, if it names one."""
     place, colon, name = target.rpartition(":")
     if colon and place and all(part.isidentifier() for part in name.split(".")):
         return place, name
@@ -84,7 +84,7 @@ def load_module(place: str) -> ModuleType:
 
 @contextmanager
 def importing() -> Generator[None]:
-    """While a user's file is imported, `everstep.run` in it is an error that shows the guard."""
+    """While a user's file is imported, `everstep.run` in it raises an error that shows the guard."""
     before = os.environ.get(IMPORTING)
     os.environ[IMPORTING] = "1"
     try:
@@ -140,7 +140,7 @@ def _explained(error: BaseException, shown: str) -> BaseException:
     """Return what to raise when a user's file cannot be imported: one message that names the line."""
     if isinstance(error, KeyboardInterrupt):
         return error
-    if isinstance(error, Misuse):  # of Everstep, such as a run that is not under the guard: it says what to do
+    if isinstance(error, Misuse):  # from Everstep, such as a run outside the guard: it says what to do
         place = _their_place(error)
         return Misuse(f"{error}{place}") if place and type(error) is Misuse and ".py:" not in text_of(error) else error
     if isinstance(error, SyntaxError):

@@ -1,4 +1,4 @@
-"""Serving workflows: take up what is unfinished and free, until a signal says stop; then let go of it in good order."""
+"""Serving workflows: claim unfinished, free runs until a signal arrives; then give them back in good order."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,13 +23,13 @@ log = logger("everstep.worker")
 WATCH: Final = "saying how busy this worker is"
 WATCH_SECONDS: Final = 0.5
 SAY_SECONDS: Final = 2.0
-"""How often a worker at most says how busy it is, beside its renewals, if that has changed."""
+"""The minimum time between two updates of a worker's row about its load, in addition to its renewals (seconds)."""
 HAS_ROOM: Final = 0.8
-"""A saturated worker has room again when no larger part of its runs is at work."""
+"""A saturated worker has room again when at most this part of its runs is active."""
 
 
 class News(msgspec.Struct, kw_only=True):
-    """Something that a worker did, for its log."""
+    """An event of a worker, for its log."""
 
     what: str
     """`waiting`, `took up`, `let go`, `held`, `saturated`, `has room`, `stopping`, `stopped`, or how a run ended."""
@@ -42,7 +42,7 @@ Tell = Callable[[News], None]
 
 
 class WorkerApp(App):
-    """An app that takes up whatever is free, and tells what it does."""
+    """An app that claims every free run, and reports what it does."""
 
     def __init__(self, store: Store, tell: Tell, *, on_hold: Webhook | None = None, **options: Any) -> None:
         super().__init__(store, recover=True, on_hold=[self._tell_hold, *([on_hold] if on_hold else [])], **options)
@@ -71,7 +71,7 @@ class WorkerApp(App):
         return taken
 
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
-        """Tell how a run left this worker."""
+        """Report that a run has left this worker, and how."""
         ended, workflow = driver.ended_as(), driver.row.workflow
         super().let_go(driver, error)
         if ended != "held":
@@ -80,7 +80,7 @@ class WorkerApp(App):
 
     # -- how it is -------------------------------------------------------------------------------------------------
     def health(self) -> Health:
-        """Return how this worker is, for its health port."""
+        """Return the state of this worker, for its health port."""
         healthy = not (self.pump.is_late() or self.is_failed or self.committer.full)
         facts: dict[str, Any] = {"worker": self.worker, "draining": self.draining, "runs": len(self.drivers)}
         running = self.presence.running()
@@ -95,7 +95,7 @@ class WorkerApp(App):
         return len(self.drivers), self.presence.running()
 
     async def open(self) -> Self:
-        """Begin, and watch whether the loop turns."""
+        """Open the app, and watch whether the event loop turns."""
         await super().open()
         self._stalls.begin()
         return self
@@ -108,7 +108,7 @@ class WorkerApp(App):
             self._stalls.close()
 
     async def watch(self) -> None:
-        """Take note of commits, and tell when there is no room for more runs, and when there is again."""
+        """Process commits, and report when there is no room for more runs, and when there is again."""
         commits, saturated, said = -1, False, self._load()
         while True:
             if self._load() != said and self.worker and self.clock.now() >= self._say_at:
@@ -138,10 +138,11 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM or SIGINT: then start nothing new, wait `drain` seconds for bodies, and give the runs back.
 
-    A second signal ends the process at once. Returns the exit status: 0 after the signal that was wanted. While the
-    store's server cannot be reached, it is waited for.
+    A second signal ends the process at once. Returns the exit status: 0 after SIGTERM or SIGINT. If the store's server
+    cannot be reached at the start, the worker waits for it.
 
-    health: where to answer how this worker is. pipe: its end is such a signal as well; the supervisor is gone then.
+    health: the address of the health port. pipe: its end counts as a signal as well, because the supervisor is gone
+    then.
     """
     app: WorkerApp | None = None
 

@@ -1,4 +1,4 @@
-"""Ending well on a signal: the first lets go of what is driven here, a second one ends the process at once."""
+"""Stopping on a signal: the first one gives the runs back, a second one ends the process at once."""
 
 import asyncio
 import os
@@ -9,17 +9,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from everstep.effects.surroundings import persons_line
 from everstep.model.untrusted import logger
 
 log = logger("everstep.worker")
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 DEAF_SECONDS: Final = 2.0
-"""After this time without a sign of the event loop, whoever wants to stop is told why nothing happens."""
+"""After this many seconds without a turn of the event loop, a message explains why the process does not stop."""
 
 
 class Stop:
-    """Whether somebody wants this process to end, and by which signal."""
+    """Whether this process was asked to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -51,7 +52,7 @@ def stopping_on_signals(on_first: Callable[[], None] | None = None) -> Generator
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    # It is there before it is needed: a signal may come in the middle of workflow code, which must not start a thread.
+    # The thread is started early: a signal may come in the middle of workflow code, which must not start one.
     try:
         threading.Thread(target=_say_if_deaf, args=(stop,), daemon=True).start()
     except (RuntimeError, MemoryError):
@@ -67,17 +68,15 @@ def stopping_on_signals(on_first: Callable[[], None] | None = None) -> Generator
 
 
 def _say_if_deaf(stop: Stop) -> None:
-    """Code that does not give way keeps the loop from stopping, and would leave the person before it in the dark."""
+    """Explain why nothing happens: code that blocks the event loop also delays the stop."""
     stop.wanted.wait()
     if stop.over or stop.heard.wait(DEAF_SECONDS) or stop.over:
         return
-    from everstep.effects.surroundings import persons_line
-
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     where = persons_line(frame) if frame is not None else ""
     at = f": it is at {where}" if where else ""
     print(
-        f"This does not stop yet, for code in it does not give way{at}. The same signal again (Ctrl-C) ends it at "
+        f"This does not stop yet, because code in it does not give way{at}. The same signal again (Ctrl-C) ends it at "
         "once; nothing that is recorded is lost.",
         file=sys.stderr,
         flush=True,

@@ -1,7 +1,7 @@
-"""Several worker processes under one: it starts them again when they die, and passes on what it is told.
+"""Several worker processes under a supervisor: it restarts them when they die, and passes signals on.
 
-Each child is a worker of its own, with its own lease. The supervisor holds the other end of a pipe for each: should it
-die without a word, the children notice and stop in good order.
+Each child is a worker of its own, with its own lease. The supervisor holds the other end of a pipe for each: if it is
+killed, the children notice and stop in good order.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ SUPERVISED: Final = "EVERSTEP_SUPERVISED"
 FIRST_PAUSE_SECONDS: Final = 0.5
 PAUSE_SECONDS_MAX: Final = 30.0
 LONG_LIFE_SECONDS: Final = 60.0
-"""A child that lived so long is started again without a longer pause."""
+"""A child that lived for at least this many seconds is restarted without a longer pause."""
 LOOK_SECONDS: Final = 0.05
 GIVEN_UP: Final = 2
 """The exit status of a child that cannot work at all, because it was called wrongly or its files cannot be imported."""
 
 
 class Child(msgspec.Struct):
-    """A place for a worker process, and who has it now."""
+    """A place for a worker process, and its current process."""
 
     number: int
     process: subprocess.Popen[bytes] | None = None
@@ -42,7 +42,7 @@ class Child(msgspec.Struct):
 
 
 class Supervisor:
-    """Keeps so many processes at work, until it is told to stop."""
+    """Keeps a number of processes running until it is told to stop."""
 
     def __init__(self, words: Sequence[str], count: int, tell: Callable[[str, str], None]) -> None:
         self._words = words
@@ -65,7 +65,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def health(self, workers: Sequence[WorkerRow]) -> Health:
-        """Return how the children are, by what each says in its row among the workers."""
+        """Return the state of the children, by what each says in its row among the workers."""
         by_pid = {row.pid: msgspec.json.decode(row.about) for row in workers}
         pids = {child.number: child.process.pid for child in self.children if child.process is not None}
         processes = [
@@ -121,7 +121,7 @@ class Supervisor:
         child.began = time.monotonic()
 
     def _ended(self, child: Child, status: int) -> int:
-        """Take note that a child has ended, and return what that means for the exit status."""
+        """Record that a child has ended, and return what that means for the exit status."""
         assert child.process is not None
         pid, lived = child.process.pid, time.monotonic() - child.began
         child.process = None
@@ -143,7 +143,7 @@ class Supervisor:
                 child.process.send_signal(number)
 
     def _end_all(self) -> None:
-        """Whatever happens here: children that are left stop in good order, for their pipes end."""
+        """Stop all remaining children in good order: their pipes end, whatever happens here."""
         for child in self.children:
             if child.process is not None:
                 os.close(child.pipe)

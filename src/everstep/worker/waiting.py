@@ -1,4 +1,4 @@
-"""A worker that is started before its database: it waits until the server can be reached, and says so."""
+"""A worker that starts before its database: it waits until the server can be reached, and says so."""
 
 import asyncio
 import itertools
@@ -12,11 +12,11 @@ from everstep.worker.health import Health
 
 FIRST_SECONDS: Final = 0.5
 MOST_SECONDS: Final = 15.0
-"""A server that cannot be reached is tried again after 0.5, 1, 2 … 15 seconds."""
+"""The longest pause between attempts to reach a server: 0.5, 1, 2 … 15 seconds."""
 
 
 def waiting_health() -> Health:
-    """Return how a worker is that waits for its database: it works, and should be given nothing yet."""
+    """Return the state of a worker that waits for its database: it works, and should get nothing yet."""
     return Health(True, False, {"waiting": "the database cannot be reached"})
 
 
@@ -25,7 +25,7 @@ async def open_when_there(
 ) -> Store | None:
     """Open a store. While its server cannot be reached, say so and try again; None if `stop` is set first.
 
-    Anything else that is wrong, such as a password, is raised at once: waiting does not mend it.
+    Any other error, such as a wrong password, is raised at once: waiting does not repair it.
     """
     stopping = asyncio.ensure_future(stop.wait())
     try:

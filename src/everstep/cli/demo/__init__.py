@@ -125,7 +125,8 @@ class Screen:
         from rich.padding import Padding
 
         now = self._stage.died_at or self._stage.store.now()
-        return Padding(draw_timeline(self._stage.timeline, now=now, width=self._console.width), (1, 0, 0, 0))
+        timeline, width = self._stage.timeline, self._console.width
+        return Padding(draw_timeline(timeline.rows, timeline.started_at, now=now, width=width), (1, 0, 0, 0))
 
     def close(self) -> None:
         """Leave the finished timeline on the screen."""
@@ -136,7 +137,9 @@ class Screen:
         elif self._shown and self._stage.timeline.end and not self._drawn:
             self._drawn = 1.0
             timeline = self._stage.timeline
-            self._console.print(draw_timeline(timeline, now=timeline.last_at, width=self._console.width))
+            self._console.print(
+                draw_timeline(timeline.rows, timeline.started_at, now=timeline.last_at, width=self._console.width)
+            )
 
 
 def _print_end(outcome: Outcome, place: Path) -> None:

@@ -44,7 +44,7 @@ async def outline(answers: list[str]) -> list[str]:
 async def publish_chapter(title: str, text: str) -> str:
     """Publish one chapter; the receiver knows by the key if it has it already."""
     receipt = await asyncio.to_thread(ledger.apply, LEDGER, "publish_chapter", everstep.key(), [title, text])
-    await asyncio.sleep(0.5)  # the answer is on its way back: applied, and nobody here knows it yet
+    await asyncio.sleep(0.5)  # the answer is on its way back: applied, and not known here yet
     return receipt
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from everstep.cli.timeline import Timeline
 from everstep.model.own_files import append_to
 from everstep.model.status import ENDED
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import RunRow
 from everstep.testing.ledger import Ledger
+from everstep.view.timeline import Timeline
 
 RUN: Final = "report"
 POLL_SECONDS: Final = 0.015

@@ -11,8 +11,8 @@ import msgspec
 
 from everstep.cli.demo.child import RUN, DemoFailed, Stage
 from everstep.cli.demo.proof import Account, accounts, same_key_each_time
-from everstep.cli.verifying import verification
 from everstep.engine.app.app import App
+from everstep.engine.verbs.verify import verify_run
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import RunRow
 
@@ -20,11 +20,11 @@ Say = Callable[[str, str, str], None]
 """Takes a mark, a text and a style."""
 
 DEAD_SECONDS = 0.7
-"""For so long the program is dead, so that a person can see it."""
+"""How long the program stays dead, so that a person can see it, in seconds."""
 
 
 class Kill(msgspec.Struct):
-    """One kill, and how the program went on."""
+    """One kill, and how the program continued."""
 
     where: str
     at_seconds: float
@@ -79,7 +79,7 @@ def disturbed(stage: Stage, say: Say, approve: Callable[[Stage], None]) -> list[
     stage.pause(0.4)
     kills.append(_kill(stage, say, "between two steps, while it waited for a person"))
     approve(stage)
-    say("✉", "meanwhile somebody approves: everstep signal report approved true", "magenta")
+    say("✉", "meanwhile a person approves: everstep signal report approved true", "magenta")
     _start_again(stage, say, kills[-1])
 
     stage.wait_for("its end", lambda row: row.status == "completed")
@@ -117,9 +117,11 @@ def _start_again(stage: Stage, say: Say, kill: Kill) -> None:
     seq = stage.timeline.last_seq
     began = time.monotonic()
     pid = stage.start()
-    stage.wait_for("it went on", lambda row: row.head_seq > seq)
+    stage.wait_for("it continued", lambda row: row.head_seq > seq)
     kill.went_on_after_ms = round(1000 * (time.monotonic() - began))
-    say("↻", f"process {pid} went on after {kill.went_on_after_ms} ms; {kill.steps_done} steps not done again", "cyan")
+    say(
+        "↻", f"process {pid} continued after {kill.went_on_after_ms} ms; {kill.steps_done} steps not done again", "cyan"
+    )
 
 
 def judged(first: Stage, second: Stage, kills: list[Kill], began: float) -> Outcome:
@@ -131,7 +133,7 @@ def judged(first: Stage, second: Stage, kills: list[Kill], began: float) -> Outc
     files = [(stage.folder / "report.md").read_bytes() for stage in (first, second)]
     entries = [stage.ledger.entries() for stage in (first, second)]
     checks = [
-        verification(stage.store, row) for stage, row in zip((first, second), rows, strict=True) if row is not None
+        verify_run(stage.store, row)[0] for stage, row in zip((first, second), rows, strict=True) if row is not None
     ]
     return Outcome(
         kills=kills,
@@ -139,7 +141,7 @@ def judged(first: Stage, second: Stage, kills: list[Kill], began: float) -> Outc
         same_result=results[0] == results[1],
         same_file=files[0] == files[1],
         same_keys=all(map(same_key_each_time, entries)),
-        sound=all(check["sound"] for check in checks),
+        sound=all(check.sound for check in checks),
         seconds=round(time.monotonic() - began, 1),
         result_digest=hashlib.sha256(results[0] or b"").hexdigest()[:12],
     )

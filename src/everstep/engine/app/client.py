@@ -1,24 +1,37 @@
 """A light client: it starts, signals and reads runs by the names of their workflows, without their code."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
+from functools import wraps
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from everstep.engine.app import opening
 from everstep.engine.app.app import App
-from everstep.engine.app.blocking import BlockingApp, BlockingRun
+from everstep.engine.app.blocking import BlockingApp, BlockingRun, blocking
 from everstep.engine.app.handles import Run
 from everstep.engine.app.opening import Opening
 from everstep.engine.code.workflow import NamedWorkflow
-from everstep.engine.verbs.approve import Approval
 from everstep.engine.verbs.start import start_in, start_named
 from everstep.model.chains import ChainKeyOption
 from everstep.model.ids import checked_name
 from everstep.model.options import checked_seconds, checked_text
-from everstep.stores.protocol import RunRow
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Existing = Literal["attach", "fail"]
+
+
+def passed_on(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Make the method of a client that asks its app the same."""
+
+    @wraps(method)
+    async def ask(client: "Client", /, *args: Any, **options: Any) -> Any:
+        return await method(client._app, *args, **options)
+
+    return ask
 
 
 class Client:
@@ -42,7 +55,7 @@ class Client:
         version: str = "",
         transaction: Any = None,
     ) -> Run[Any]:
-        """Start a run of a workflow by its name. It is `queued` until a worker that knows the workflow takes it up.
+        """Start a run of a workflow by its name. It is `queued` until a worker that knows the workflow claims it.
 
         Nothing checks the name and the arguments here; a worker does. What the workflow's code declares about a start
         (`queue`, `timeout`, `version`, `budget`) is not known here either: say the first three, and start a workflow
@@ -66,72 +79,33 @@ class Client:
         """Return a handle on a run by its id: for its status, result, published values, streams, and more."""
         return self._app.get(run)
 
-    async def list(self, **filter: Any) -> Sequence[RunRow]:
-        """Return runs, newest first: see `App.list`."""
-        return await self._app.list(**filter)
-
-    async def signal(
-        self, run: str, name: str, value: Any = None, *, id: str | None = None, transaction: Any = None
-    ) -> bool:
-        """Send a signal to a run: see `App.signal`."""
-        return await self._app.signal(run, name, value, id=id, transaction=transaction)
-
-    async def ask(self, run: str, name: str, value: Any = None, **options: Any) -> Any:
-        """Ask a run something and wait for its answer: see `App.ask`."""
-        return await self._app.ask(run, name, value, **options)
-
-    async def approvals(self, run: str | None = None) -> "Sequence[Approval]":
-        """Return what waits for a person's answer: see `App.approvals`."""
-        return await self._app.approvals(run)
-
-    async def approve(self, run: str, answer: Any = True, **options: Any) -> "Approval":
-        """Answer what a run waits for: see `App.approve`."""
-        return await self._app.approve(run, answer, **options)
-
-    async def cancel(self, run: str, reason: str = "", **options: Any) -> None:
-        """Ask a run to stop: see `App.cancel`."""
-        await self._app.cancel(run, reason, **options)
+    list = passed_on(App.list)
+    signal = passed_on(App.signal)
+    ask = passed_on(App.ask)
+    approvals = passed_on(App.approvals)
+    approve = passed_on(App.approve)
+    cancel = passed_on(App.cancel)
 
 
 class BlockingClient:
     """What `with everstep.connect() as client:` gives: the methods of `Client`, blocking."""
 
     def __init__(self, app: BlockingApp) -> None:
-        self._app = app
-        self._client = Client(app.inner)
-
-    def start(self, workflow: str, /, *args: Any, transaction: Any = None, **options: Any) -> BlockingRun[Any]:
-        """See `Client.start`."""
-        begun = self._client.start(workflow, *args, transaction=transaction, **options)
-        return BlockingRun(self._app, self._app.wait_here(begun) if transaction is not None else self._app.wait(begun))
+        self._blocking = app
+        self.inner = Client(app.inner)
+        """The client that is waited for."""
 
     def get(self, run: str) -> BlockingRun[Any]:
         """See `Client.get`."""
-        return self._app.get(run)
+        return self._blocking.get(run)
 
-    def list(self, **filter: Any) -> Sequence[RunRow]:
-        """See `Client.list`."""
-        return self._app.list(**filter)
-
-    def signal(self, run: str, name: str, value: Any = None, **options: Any) -> bool:
-        """See `Client.signal`."""
-        return self._app.signal(run, name, value, **options)
-
-    def ask(self, run: str, name: str, value: Any = None, **options: Any) -> Any:
-        """See `Client.ask`."""
-        return self._app.ask(run, name, value, **options)
-
-    def approvals(self, run: str | None = None) -> "Sequence[Approval]":
-        """See `Client.approvals`."""
-        return self._app.approvals(run)
-
-    def approve(self, run: str, answer: Any = True, **options: Any) -> "Approval":
-        """See `Client.approve`."""
-        return self._app.approve(run, answer, **options)
-
-    def cancel(self, run: str, reason: str = "", **options: Any) -> None:
-        """See `Client.cancel`."""
-        self._app.cancel(run, reason, **options)
+    start = blocking(Client.start, BlockingRun)
+    list = blocking(Client.list)
+    signal = blocking(Client.signal)
+    ask = blocking(Client.ask)
+    approvals = blocking(Client.approvals)
+    approve = blocking(Client.approve)
+    cancel = blocking(Client.cancel)
 
 
 class Connecting:
@@ -175,7 +149,7 @@ def connect(
 
 
 def _named(workflow: Any, version: str, queue: str, timeout: float | timedelta | None) -> NamedWorkflow:
-    name = getattr(workflow, "name", workflow)  # also a declared one may be meant, by its name
+    name = getattr(workflow, "name", workflow)  # a declared workflow is named as well
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if seconds is not None:
         checked_seconds("timeout", seconds, above=True)

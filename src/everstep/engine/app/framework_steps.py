@@ -1,8 +1,8 @@
-"""Steps called outside of any workflow, in a framework whose calls are recorded here: each is a run of its own.
+"""Steps called outside of any workflow, in a framework whose calls are recorded here: each is a separate run.
 
 The run has one step, and its id says where the call was made, so the same call made again finds it: contracts, fencing,
 holds and retries are those of any run. The body runs where the call was made, on the caller's own thread or loop: what
-it uses there, a client or a session, may be bound to it. The caller lends it while it waits.
+it uses there, a client or a session, may be bound to it. The caller lends its thread or loop while it waits.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from everstep.errors import Fatal, IdConflict, Misuse, NotDone
 from everstep.model.ids import STEP_PREFIX
 
 THREAD: Final = "thread"
-"""The tag that says in which thread a step was called."""
+"""The tag with the thread in which a step was called."""
 SETTLE_SECONDS: Final = 1.0
-"""So long a caller that is interrupted waits until that is recorded."""
+"""How long an interrupted caller waits until its interruption is recorded, in seconds."""
 WORKFLOWS_MAX: Final = 1000
-"""So many steps that were called last are remembered."""
+"""The maximum number of recently called steps that are remembered."""
 CALL: Final = "call"
-"""The tag that says which call of the framework a run was made by."""
+"""The tag with the framework's call that made a run."""
 
 
 class Lender:
@@ -63,22 +63,22 @@ class Lender:
                 done.set_result(context.run(self.function, *args, **kwargs))
             except Exception as error:  # noqa: BLE001  # it is raised where the outcome is waited for
                 done.set_exception(error)
-            except BaseException:  # it is meant for the caller, and would end the loop of the app
-                done.set_exception(InterruptedError("whoever called the step was interrupted in its body"))
+            except BaseException:  # it is raised for the caller, and would end the loop of the app
+                done.set_exception(InterruptedError("the caller of the step was interrupted in its body"))
                 raise
 
         with self._lock:
             if self._has_left:
-                raise NotDone("whoever called the step has left before it began")
+                raise NotDone("the caller of the step left before it began")
             self._wanted = done
         self.work.put(work)
         try:
             return await _to_the_end(asyncio.wrap_future(done))
         except concurrent.futures.CancelledError:
-            raise NotDone("whoever called the step has left before it began") from None
+            raise NotDone("the caller of the step left before it began") from None
 
     def wait(self) -> None:
-        """Run what is wanted until nothing is wanted any more."""
+        """Run what is requested until nothing is requested any more."""
         try:
             while (work := self.work.get()) is not None:
                 work()
@@ -128,7 +128,7 @@ def _copy(task: "asyncio.Task[Any]", done: "concurrent.futures.Future[Any]") -> 
 
 
 async def _to_the_end(future: "asyncio.Future[Any]") -> Any:
-    """Wait for what cannot be cancelled: an attempt is not over before its body is."""
+    """Wait for something that cannot be cancelled: an attempt is not over before its body is."""
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -155,11 +155,11 @@ class Lending:
         tags: dict[str, str],
         not_inside: Mapping[type[Exception], str] = MappingProxyType({}),
     ) -> Any:
-        """Do what a call of a step at a place means: run it, or return what it came to before.
+        """Do a call of a step at a place: run the step, or return its recorded outcome.
 
-        place: the id of the run. call: what made the call; made again with other arguments it is refused, and another
-        call at the same place with other arguments is another run.
-        not_inside: what a framework raises for itself, and no body may let pass; and what to say about it.
+        place: the id of the run. call: the framework's call. If that repeats the step with other arguments, it is
+        refused; another call at the same place with other arguments is another run. not_inside: errors of the framework
+        that no body may raise, with the message for each.
         """
         workflow, shape = self._workflow_of(step)
         given = shape.flat(args, kwargs)
@@ -174,7 +174,7 @@ class Lending:
         try:
             lender.wait()
         except BaseException:
-            concurrent.futures.wait([done], SETTLE_SECONDS)  # what became of the body is recorded first
+            concurrent.futures.wait([done], SETTLE_SECONDS)  # the result of the body is recorded first
             done.cancel()
             raise
         return done.result()
@@ -230,17 +230,17 @@ class Lending:
         parts = (step.retry, step.probe, step.key, step.cost, step.fallback, step.not_done)
         which = (underlying, step.name, step.effect, step.timeout, step.limit, step.secret, *map(id, parts))
         known = self._workflows.pop(which, None) or self._made_for(step)
-        self._workflows[which] = known  # it keeps the parts, so their ids stay theirs
+        self._workflows[which] = known  # it keeps the parts alive, so that their ids are not reused
         while len(self._workflows) > WORKFLOWS_MAX:
             self._workflows.pop(next(iter(self._workflows)), None)
         return known
 
     def _made_for(self, step: Step) -> "tuple[Workflow, Shape]":
         lent = step
-        if step.effect != "atomic":  # that has a thread and a transaction of its own
+        if step.effect != "atomic":  # an atomic step has a thread and a transaction of its own
             lent = object.__new__(type(step))
             lent.__dict__.update(step.__dict__)
-            lent.__dict__["approval"] = False  # whoever lends has asked, if somebody has to be asked
+            lent.__dict__["approval"] = False  # the caller has asked a person, if that is necessary
             lent.is_async = True
             lent.function = self._body_of(step)
 
@@ -293,7 +293,7 @@ def _forbidden(step: Step, error: Exception, not_inside: Mapping[type[Exception]
 
 
 class Shape:
-    """The parameters of a step, one behind the other: those of a run have no names."""
+    """The parameters of a step as positions, because the parameters of a run have no names."""
 
     def __init__(self, step: Step) -> None:
         self._parameters = inspect.signature(step.function)
@@ -352,7 +352,7 @@ class Shape:
     def handing_through(
         self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[..., Any]:
-        """Return a body that gets what is not stored from the caller itself."""
+        """Return a body that gets unstored arguments from the caller itself."""
         if not self._live:
             return body
         own = self._parameters.bind(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""What an adapter for a framework stands on: a store, a worker of its own, and the threads that it runs.
+"""The base of an adapter for a framework: a store, a worker of its own, and the threads that it runs.
 
 A framework calls its saver from any thread and any loop, so the app of a ground has a loop and a thread of its own.
-What blocking code writes goes to the store on the caller's own thread: a hop to another one costs as much as a fast
-commit. What async code reads and writes goes there on a thread, whatever that costs.
+Blocking code writes to the store on the caller's own thread, because a hop to another one costs as much as a fast
+commit. Async code reads and writes on a thread, whatever that costs.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ R = TypeVar("R")
 BURY_SECONDS_MAX: Final = 3.0
 BURY_PAUSE_SECONDS: Final = 0.05
 LEFT_SECONDS: Final = 1.0
-"""Time for a stream that may have been left to be closed, before another call is refused."""
+"""How long a stream that may have been abandoned has time to close before another call is refused, in seconds."""
 RETURNS: Final = "threads to give back"
 THREADS_MAX: Final = 32
-"""Calls of async code that use the store at the same time. More of them wait for their turn."""
+"""The maximum number of async calls that use the store at the same time. Further calls wait for their turn."""
 
 
 class Offer(msgspec.Struct):
-    """An operation that a caller wants to be done, and its verdict."""
+    """An operation of a caller, and its verdict."""
 
     operation: SavedOperation
     verdict: Verdict | None = None
@@ -65,25 +65,25 @@ class Right:
         self._by = ref(by)
         self._on = on
         self.may_be_left = may_be_left
-        """Whether the call is a stream: one that is not read to its end is closed a moment after it was left."""
+        """Whether the call is a stream: one that is not read to its end is closed a moment after it was abandoned."""
         self.epoch = 0
         self.born = 0
-        """When the thread was begun: one of the same name that was deleted is another."""
+        """When the thread was begun. It tells the thread apart from a deleted one of the same name."""
         self.ended = threading.Event()
 
     @property
     def is_held(self) -> bool:
-        """Whether the call may still go on: it is not gone, nor the loop that it runs on."""
+        """Whether the call may still continue: neither it nor its loop is gone."""
         is_cut_off = self._on is not None and self._on.is_closed()
         return not self.ended.is_set() and not is_cut_off and self._by() is not None
 
     def is_of(self, by: object) -> bool:
-        """Tell whether a call has it."""
+        """Return True if this call has the right."""
         return self._by() is by
 
 
 class Ground:
-    """A store that an adapter writes to, and the app that looks after it."""
+    """A store that an adapter writes to, and its app."""
 
     def __init__(self, blocking: "BlockingApp", *, owned: bool) -> None:
         self.blocking = blocking
@@ -94,10 +94,10 @@ class Ground:
         self._rights: dict[str, Right] = {}
         """The threads that run here."""
         self._owed: dict[str, Right] = {}
-        """The threads that run here no more, and that the store has not taken back."""
+        """The rights of threads that no longer run here and that the store has not taken back."""
         self._threads = ThreadPoolExecutor(THREADS_MAX, "everstep-saver")
 
-    # An app that is opened while a loop runs is not there at once: see `ground_of`.
+    # An app that is opened while a loop runs is not ready at once: see `ground_of`.
     @cached_property
     def app(self) -> "App":
         """The app."""
@@ -125,21 +125,21 @@ class Ground:
 
     @property
     def saved(self) -> SavedReads:
-        """What the store has of threads and items."""
+        """Reads about threads and items."""
         self.blocking.refuse_elsewhere()
         return self.store.saved
 
     @property
     def worker(self) -> str:
-        """This process among the workers, or nothing if it is not one yet."""
+        """This process's worker; empty if it is not one yet."""
         return self.app.worker
 
     async def opened(self) -> None:
-        """Wait until the store is open. Raises why it cannot be opened."""
+        """Wait until the store is open. Raises the error if it cannot be opened."""
         await self.soon(lambda: self.app)
 
     def close(self) -> None:
-        """Give everything back. The app of somebody else stays open."""
+        """Give everything back. A shared app stays open."""
         if self._owned and not self.blocking.is_elsewhere:
             self._owned = False
             self._rights.clear()  # a worker that leaves runs nothing
@@ -150,9 +150,9 @@ class Ground:
     def commit(self, operation: SavedOperation, linger_seconds: float = 0.0) -> Verdict:
         """Do an operation; it is durable on return.
 
-        What several threads want to write at the same time goes into one transaction: the first of them that gets the
-        lock commits what all have offered. One that lingers lets another come first for a moment. (The committer would
-        do the same on the app's loop, but the hop there and back costs as much as a fast commit.)
+        What several threads write at the same time goes into one transaction: the first that gets the lock commits the
+        operations of all. A lingering one waits a moment for others to come. (The committer would do the same on the
+        app's loop, but the hop there and back costs as much as a fast commit.)
         """
         self.blocking.refuse_elsewhere()
         offer = Offer(operation)
@@ -198,7 +198,7 @@ class Ground:
         try:
             waiting = asyncio.get_running_loop().run_in_executor(self._threads, call)
         except RuntimeError:
-            _ = self.blocking.loop  # it says if it is closed
+            _ = self.blocking.loop  # it raises if it is closed
             raise
         return await waiting
 
@@ -206,7 +206,7 @@ class Ground:
     def take(self, right: Right) -> Right:
         """Take the right to run a thread. Raises `ThreadActive` while another call has it, here or elsewhere.
 
-        The call has it until it is given back, or until the call is gone, or the loop that it runs on.
+        The call has it until it is given back, or until the call or its loop is gone.
         """
         thread = right.thread
         if not self.worker:
@@ -226,7 +226,7 @@ class Ground:
             if isinstance(verdict, Taken):
                 right.epoch, right.born = verdict.epoch, verdict.born
                 self._rights[thread] = right
-                if self._owed.get(thread) is not right:  # else it was cut off just now
+                if self._owed.get(thread) is not right:  # otherwise it was cut off just now
                     self._owed.pop(thread, None)
                 return right
         raise self.active(thread)
@@ -235,7 +235,9 @@ class Ground:
         return self._taking[hash(thread) % len(self._taking)]
 
     def _bury(self, there: ThreadOwner | None) -> None:
-        """Bury dead workers, and watch an owner that seems stopped. On a server a death is sure after a moment."""
+        """Remove dead workers, and watch an owner that seems stopped. On a server a death is certain only after a
+        moment.
+        """
         self.store.bury_dead(self.now())
         is_alive: Callable[[WorkerRow], bool] | None = getattr(self.store, "is_alive", None)
         until = time.monotonic() + BURY_SECONDS_MAX
@@ -255,7 +257,7 @@ class Ground:
         """Give a right back: its call has ended."""
         right.ended.set()
         if self.blocking.is_elsewhere:
-            return  # whoever has it still runs it
+            return  # the call that has it still runs it
         with self._lock_of(right.thread):
             try:
                 self._give_back(right)
@@ -266,9 +268,10 @@ class Ground:
                 pass  # the app is closed, and with its worker all threads are free
 
     def free_later(self, right: Right) -> None:
-        """Give a right back in the background, until the store takes it: no other process could run the thread.
+        """Give a right back in the background, until the store takes it: no other process could run the thread
+        otherwise.
 
-        This takes no locks, so it may be called wherever the garbage is collected.
+        This takes no locks, so the garbage collector may call it.
         """
         right.ended.set()
         if self.blocking.is_elsewhere:
@@ -298,17 +301,21 @@ class Ground:
                 del self._owed[thread]
 
     def is_run(self, thread: str, by: object = None) -> bool:
-        """Tell whether a call runs a thread here, or whether a certain one does."""
+        """Return True if a call runs a thread here; with `by`, if this call does."""
         there = self._rights.get(thread)
         return there is not None and there.is_held and (by is None or there.is_of(by))
 
     def refuse_if_run(self, thread: str) -> None:
-        """Raise `ThreadActive` if a call runs a thread here: what another process may not do, others here may not."""
+        """Raise `ThreadActive` if a call runs a thread here: what another process may not do, other calls here may
+        not do either.
+        """
         if self.is_run(thread):
             raise self._active_here(thread)
 
     def born(self, thread: str) -> int:
-        """Return when a thread that runs here was begun: one of the same name that was deleted is another."""
+        """Return when a thread that runs here was begun. It tells the thread apart from a deleted one of the same
+        name.
+        """
         there = self._rights.get(thread)
         return there.born if there is not None else 0
 
@@ -326,12 +333,12 @@ class Ground:
         )
 
     def active(self, thread: str, verdict: Refused | None = None) -> ThreadActive:
-        """Return what tells whoever wants a thread that it is another's."""
+        """Return the error for a caller that wants a thread which another one has."""
         there = self.saved.owner(thread)
         owner = (there.owner if there is not None else None) or "another process"
         if verdict is not None and verdict.why == "fenced":
             said = f"The thread {thread!r} was taken over by {owner}: this process was thought to be gone. Nothing"
-            return ThreadActive(f"{said} of it was written from here, and {owner} goes on with it.", owner)
+            return ThreadActive(f"{said} of it was written from here, and {owner} continues it.", owner)
         return ThreadActive(
             f"The thread {thread!r} is being run by {owner} in {self.store.url}. Wait until it has ended, or ask that "
             "process: a thread is run by one call at a time.",
@@ -340,10 +347,10 @@ class Ground:
 
 
 def ground_of(where: Any, **options: Any) -> Ground:
-    """Return a ground: on an app that is open already, or on one of its own for a URL.
+    """Return a ground: on an open app, or on a new one for a URL.
 
-    Where a loop runs, that app is opened meanwhile on its own thread: whoever needs it first waits for it, or is told
-    why it cannot be opened.
+    Where a loop runs, that app is opened meanwhile on its own thread: its first user waits for it, or gets the error if
+    it cannot be opened.
     """
     if isinstance(where, BlockingApp):
         if where.ground is None:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from everstep.engine.code.recovery_point import verify_whole
 from everstep.engine.code.workflow import DECLARED
 from everstep.engine.history.verify import (
     Event,
@@ -14,21 +13,21 @@ from everstep.engine.history.verify import (
     refuse_deleted,
     refuse_generation,
     refuse_unreadable,
+    unknown_run,
 )
 from everstep.engine.run.drift import find_drift
 from everstep.engine.run.resume import replay_history
 from everstep.engine.verbs.approve import Approval
 from everstep.engine.verbs.runs import held_error
 from everstep.engine.verbs.streams import Entry, read_stream
+from everstep.engine.verbs.verify import Verification, verify_run
 from everstep.errors import (
     Damaged,
     Misuse,
     NotDecodable,
-    NotReadable,
     RunCancelled,
     RunFailed,
     RunHeld,
-    UnknownRun,
     UnknownWorkflow,
 )
 from everstep.model.ids import checked_name
@@ -37,24 +36,11 @@ from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import described
 from everstep.stores.protocol import HoldRow, RunRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an app gives handles, which ask the app
     from everstep.engine.app.app import App
 
 
 T = TypeVar("T")
-
-
-class Verification(msgspec.Struct):
-    """What `run.verify()` found. `sound` is True when every digest matches; `problem` says what does not."""
-
-    sound: bool
-    events: int
-    last_good: int
-    problem: str = ""
-    drift: list[dict[str, str]] = []
-    """With `outside`: every difference between the outside and what the run remembers of it."""
-    left_out: int = 0
-    """Of how many events the secrets were left out when the run was exported: they could not be compared."""
 
 
 class Run(Generic[T]):
@@ -81,7 +67,9 @@ class Run(Generic[T]):
         raise RunCancelled(f"The run {self.id} was cancelled.")
 
     def _failure(self, error: BaseException) -> BaseException:
-        """Return what to raise. A run's `SystemExit` must not end whoever waits for it, nor its cancel cancel them."""
+        """Return the error to raise. A run's `SystemExit` must not end its waiter's process, nor its cancel cancel
+        the waiter.
+        """
         if isinstance(error, Exception):
             return error
         failed = RunFailed(f"The run {self.id} failed with {described(error)}")
@@ -100,7 +88,7 @@ class Run(Generic[T]):
         """Return the run's row of the store."""
         row = await self._app.read(self._app.store.run, self.id)
         if row is None:
-            raise UnknownRun(f"There is no run {self.id!r} in {self._app.store.url}.")
+            raise unknown_run(self._app.store, self.id)
         return row
 
     async def status(self) -> Status:
@@ -117,7 +105,7 @@ class Run(Generic[T]):
         if generation is not None:
             refuse_generation(row, generation)
         events = await self._app.read(self._app.store.events, self.id, generation or row.generation)
-        await self._app.read(refuse_deleted, self._app.store, row)  # after the events: they may not be all
+        await self._app.read(refuse_deleted, self._app.store, row)  # checked after the events, which may be incomplete
         return public_events(events)
 
     async def published(self) -> dict[str, Any]:
@@ -154,11 +142,11 @@ class Run(Generic[T]):
         """Send a request to the run and wait for its answer: see `App.ask`."""
         return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
 
-    async def approvals(self) -> "Sequence[Approval]":
+    async def approvals(self) -> Sequence[Approval]:
         """Return what the run waits for a person to answer."""
         return await self._app.approvals(self.id)
 
-    async def approve(self, answer: Any = True, **options: Any) -> "Approval":
+    async def approve(self, /, answer: Any = True, **options: Any) -> Approval:
         """Answer what the run waits for with `everstep.approval`: see `App.approve`."""
         return await self._app.approve(self.id, answer, **options)
 
@@ -179,33 +167,27 @@ class Run(Generic[T]):
         await self._app.cancel(self.id, reason, grace=grace, now=now)
 
     async def verify(self, *, outside: bool = False) -> Verification:
-        """Check the run's history against its digests. Changes nothing.
+        """Check the run's histories, of all its generations, against their digests. Changes nothing.
 
         outside: compare the outside with what the run remembers of it as well, and list every difference in `drift`.
         """
         checked_flag("outside", outside)
         row = await self.row()
-        try:
-            history = await self._app.read(verify_whole, self._app.store, self.id)
-        except Damaged as error:
-            return Verification(False, row.head_seq, error.last_good, str(error))
-        except NotReadable as error:
-            return Verification(False, row.head_seq, 0, str(error))
-        found = Verification(True, len(history), history[-1].seq, left_out=getattr(history, "left_out", 0))
-        if outside and row.status not in ENDED:
+        found, history = await self._app.read(verify_run, self._app.store, row)
+        if outside and found.sound and row.status not in ENDED:
             await self._compare_outside(row, history, found)
         return found
 
     async def _compare_outside(self, row: RunRow, history: "list[Recorded]", found: Verification) -> None:
-        """Replay the code, without a sound, for its witnesses, and observe what they are about."""
+        """Replay the code silently to get its witnesses, and observe their facts."""
         try:
             replayed = await replay_history(self._app, row, DECLARED.named(row.workflow), history, quiet=True)
         except (UnknownWorkflow, Misuse, NotDecodable) as error:
-            found.problem = f"The outside was not compared, for the code cannot be replayed: {error}"
+            found.problem = f"The outside was not compared, because the code cannot be replayed: {error}"
             return
         try:
             if replayed.differences:
-                found.problem = "The outside was not compared, for the code does not match the history."
+                found.problem = "The outside was not compared, because the code does not match the history."
                 return
             drifted = await find_drift(self._app, replayed.execution, ignored=True)
             found.drift = [{"subject": one.subject, "difference": one.difference} for one in drifted]

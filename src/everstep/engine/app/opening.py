@@ -105,7 +105,7 @@ class Opening:
 
 
 async def opened_elsewhere(open_one: "Callable[[], Store]") -> "Store":
-    """Open a store on a thread: another process may have it locked, or its server may not answer."""
+    """Open a store on a thread: another process may have locked it, or its server may not answer."""
     elsewhere = Elsewhere(asyncio.get_running_loop())
     opening = elsewhere.call(open_one)
 
@@ -165,7 +165,7 @@ def open(
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
 
     url: `sqlite:///file.db`, a path, `postgresql://…`, or `memory:` for tests; default `EVERSTEP_URL`, else `sqlite:///everstep.db`.
-    recover: also take up unfinished runs whose owner is gone, now and from now on.
+    recover: also resume unfinished runs whose owner is gone, now and from now on.
     lease: seconds after which a worker that does not answer loses its runs. (A dead one here loses them at once.)
     durability: `"power"` (default): every commit survives a power failure. `"process"`: it survives the death of the
         process, not of the machine.
@@ -179,7 +179,7 @@ def open(
     retention: how long ended runs are kept: seconds, a `timedelta`, or an `everstep.Retention` with more options. While
         this app drives runs, it deletes older ones in the background. Default: everything is kept.
     queues: the queues whose runs this app drives, such as `["default", "mail"]`. Default: all.
-    patience: seconds. When anything in the background has failed for this time without a success, the app takes up no
+    patience: seconds. When anything in the background has failed for this time without a success, the app claims no
         more runs of others until it succeeds.
     gone_after: seconds after which a worker elsewhere that gives no sign of life counts as gone, so that the probes of
         its `once` steps decide without a person. The risk: one that was only cut off may still act then, and an effect
@@ -252,7 +252,7 @@ def _refuse_while_importing(frame: Any) -> None:
 
 
 class Sigterm:
-    """What SIGTERM does: it cancels the task, as Ctrl-C does; a second one does not wait for that."""
+    """The effect of SIGTERM: it cancels the task, as Ctrl-C does; a second one does not wait for that."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None
@@ -260,7 +260,7 @@ class Sigterm:
 
     def __call__(self, number: int, frame: Any) -> None:
         if self.has_come:
-            os._exit(128 + number)  # an exception would be raised in whatever code runs just now, which may catch it
+            os._exit(128 + number)  # an exception would be raised in the code that runs now, which may catch it
         if self.task is None:
             raise SystemExit(128 + number)
         self.has_come = True
@@ -269,7 +269,7 @@ class Sigterm:
 
 @contextmanager
 def ending_on_sigterm() -> Generator[Sigterm]:
-    """Let SIGTERM end a blocking run as Ctrl-C does: runs are given back, then the process ends."""
+    """Make SIGTERM end a blocking run as Ctrl-C does: runs are given back, then the process ends."""
     sigterm = Sigterm()
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

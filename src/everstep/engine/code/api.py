@@ -1,4 +1,4 @@
-"""What workflow code may ask for, beside its steps: time, randomness, signals, published values, child runs."""
+"""What workflow code may use in addition to its steps: time, randomness, signals, published values, child runs."""
 
 import asyncio
 import sys
@@ -179,7 +179,7 @@ class Child(Generic[T]):
 
 def _retrieve(future: Any) -> None:
     if not future.cancelled():
-        future.exception()  # a child's failure that nobody waits for is no error of this run
+        future.exception()  # a child's failure that the code does not wait for is no error of this run
 
 
 @overload

@@ -1,7 +1,8 @@
-"""Approvals on their way to workflow code: a person's answer about exactly these arguments.
+"""Approvals as workflow code sees them: a person's answer about exactly these arguments.
 
-What is asked is an event with the arguments in it. Its answer is a signal under a name that derives from the arguments'
-digest: durable, taken once, in the order of the log. So nobody can approve one thing and have another one done.
+The question is an event that contains the arguments. Its answer is a signal under a name that derives from the
+arguments' digest: durable, taken once, in the order of the log. So an approval of one thing cannot be used for another
+one.
 """
 
 import asyncio
@@ -98,7 +99,7 @@ class AskApproval(AwaitSignal):
 
 
 class WithdrawApproval(Command):
-    """The code waits for an answer no longer."""
+    """The code no longer waits for an answer."""
 
     kind = "approval_withdrawn"
     __slots__ = ("call", "id", "what")
@@ -119,12 +120,12 @@ class WithdrawApproval(Command):
 
 
 def is_about(digest: str, payload: bytes) -> bool:
-    """Tell whether a recorded digest is that of these arguments. (Older releases made it of the payload itself.)"""
+    """Return True if a recorded digest is that of these arguments. (Older releases made it of the payload itself.)"""
     return digest in (meaning_digest(payload), digest_of(payload).hex())
 
 
 def arguments_payload(codec: Codec, arguments: object, what: str) -> bytes:
-    """Return the payload of what a person is to see. Objects of any class that can be stored may be among it."""
+    """Return the payload of what a person will see. It may contain objects of any class that can be stored."""
     classes = dict.fromkeys(_classes_in(arguments))
     types = types_of(Union[tuple(classes)]) if classes else ANY  # noqa: UP007  # they are known only now
     return codec.encode(arguments, types, f"the arguments of the approval {what!r}")
@@ -187,7 +188,7 @@ async def ask(
     secret: bool,
     whole: bool = False,
 ) -> Any:
-    """Ask for an approval, wait, and return the answer; or the `whole`: also who gave it, and why."""
+    """Ask for an approval, wait, and return the answer; with `whole` also who gave it, and why."""
     execution.require_live()
     if timeout is not None:
         checked_seconds("timeout", timeout)

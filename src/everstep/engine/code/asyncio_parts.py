@@ -15,7 +15,7 @@ from everstep.engine.code.loop import WorkflowLoop
 
 
 def _copy(function: Any) -> Any:
-    """Return a function that stays what this one is now."""
+    """Return a copy of a function that does not change with it."""
     copied = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     copied.__kwdefaults__ = function.__kwdefaults__
     return copied
@@ -91,7 +91,7 @@ def as_completed(fs: Iterable[Any], *, timeout: float | None = None) -> Any:
 
 
 async def wait_for(fut: Any, timeout: float | None) -> Any:
-    """`asyncio.wait_for`, the same on every Python version inside a workflow."""
+    """`asyncio.wait_for`, equal on every Python version inside a workflow."""
     if not isinstance(events._get_running_loop(), WorkflowLoop):
         return await _wait_for(fut, timeout)
     if timeout is not None and timeout <= 0:
@@ -117,16 +117,16 @@ def _go_to_as_completed(fs: Any, *, timeout: float | None = None) -> Any:
 
 async def _go_to_wait_for(fut: Any, timeout: float | None) -> Any:
 
-    from everstep.engine.code.asyncio_parts import wait_for
+    from everstep.engine.code.asyncio_parts import wait_for  # this code runs in asyncio's own module
 
     return await wait_for(fut, timeout)
 
 
 def install() -> None:
-    """Put both in place. They hand over to the originals outside workflows.
+    """Replace both functions. Outside workflows they call the originals.
 
-    The code of asyncio's functions is exchanged, not their names: whoever wrote `from asyncio import wait_for` before
-    would otherwise keep the originals.
+    The code of asyncio's functions is exchanged, not their names: a module that has imported `wait_for` before would
+    otherwise keep the original.
     """
     asyncio.as_completed.__code__ = _go_to_as_completed.__code__
     asyncio.wait_for.__code__ = _go_to_wait_for.__code__

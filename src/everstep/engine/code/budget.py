@@ -1,8 +1,8 @@
-"""The books of one run with a budget: its accounts as the history has them, and as its code sees them.
+"""The accounts of a run with a budget: one as of the newest event, and one as of what its code has seen.
 
-What the code reads must be the same in every replay. Live, outcomes are recorded before the code sees them, and what
-happens to other steps is recorded meanwhile; so the code's view takes each event only when the code has come to it, in
-the order of the log. What the code does by itself it sees at once.
+What the code reads must be the same in every replay. Live, outcomes are recorded before the code sees them, and events
+of other steps are recorded meanwhile; so the code's view applies each event only when the code has reached it, in the
+order of the log. What the code does by itself it sees at once.
 """
 
 from collections import deque
@@ -73,16 +73,16 @@ PART: ContextVar[int] = ContextVar("everstep_budget", default=0)
 """The part of the run's budget in which workflow code is: the call that opened it, or 0."""
 
 OWN: Final = frozenset({"charged", "budget_narrowed"})
-"""Events that record what the code did by itself: its view has that already."""
+"""Events that record what the code did by itself, which its view already includes."""
 
 
 class KeptBooks(msgspec.Struct, omit_defaults=True):
-    """What a checkpoint keeps of the books."""
+    """The part of a checkpoint about the accounts."""
 
     view: Accounts
-    """As the code saw them when it asked for the checkpoint."""
+    """The view of the code when it asked for the checkpoint."""
     head: Accounts | None = None
-    """As the history had them when it was recorded."""
+    """The state of the history when it was recorded."""
 
 
 class Books:
@@ -95,9 +95,9 @@ class Books:
         self._takers: dict[tuple[int, str], int] = {}
         self._unseen: deque[tuple[int, str, str, Any, int]] = deque()
         self.is_ahead = False
-        """Whether the books are those of a checkpoint that the replay has not come to yet."""
+        """Whether the accounts are those of a checkpoint that the replay has not reached yet."""
         self._redone: list[Callable[[Accounts], None]] = []
-        """What the code did by itself since it went on from a checkpoint that the replay has not come to yet."""
+        """What the code did by itself after a jump, until the replay reaches the checkpoint's event."""
         self._lasting: frozenset[int] | None = None
         """The parts that were open, or had been, at the first checkpoint. The code may still know them after a jump."""
         self._place = ROOT
@@ -105,14 +105,14 @@ class Books:
 
     # -- events ----------------------------------------------------------------------------------------------------
     def replay(self, event: Recorded, *, is_void: bool) -> None:
-        """Take an event of the history. What no longer counts for the code was used nevertheless."""
+        """Apply an event of the history. Voided events were used nevertheless."""
         _, kind, step, at, body = event
         self.head.take(kind, step, body, at)
         if is_void or kind not in OWN:
             self.view.take(kind, step, body, at)
 
     def record(self, seq: int, kind: str, step: str, body: Any, at: int) -> None:
-        """Take an event that was recorded just now. The code has not come to it yet.
+        """Apply an event that was recorded just now. The code has not reached it yet.
 
         An end changes no sum, and may be taken back when a cancel came first.
         """
@@ -123,7 +123,7 @@ class Books:
             self._unseen.append((seq, kind, step, body, at))
 
     def show(self, seq: int) -> None:
-        """The code comes to an outcome: its view takes everything up to that."""
+        """Advance the view of the code to this event."""
         unseen = self._unseen
         while unseen and unseen[0][0] <= seq:
             _, kind, step, body, at = unseen.popleft()
@@ -131,7 +131,7 @@ class Books:
 
     # -- what the code does ----------------------------------------------------------------------------------------
     def enter(self, call: int) -> None:
-        """The code asks for a step or child: it belongs to the part in which the code is."""
+        """Note the part that a requested step or child belongs to: the one in which the code is."""
         part = PART.get()
         if part:
             self._parts[call] = part
@@ -141,13 +141,13 @@ class Books:
         return self._parts.get(call, 0)
 
     def charge(self, charge: Charge) -> int:
-        """The code was charged. Returns the part that it is in."""
+        """Charge the code. Returns the part that it is in."""
         part = PART.get()
         self._do(lambda view: view.charge(part, "", charge))
         return part
 
     def narrow(self, call: int, limits: Limits, then: str | None, until: int | None) -> tuple[int, str]:
-        """The code opens a part of its budget. Returns what that is a part of, and what happens when it is used up."""
+        """Open a part of the budget. Returns the part around it, and what happens when it is used up."""
         around = PART.get()
         then = then or self.view.parts[around].then
         self._do(lambda view: view.open_part(call, limits, then, around, until))
@@ -163,7 +163,7 @@ class Books:
         return self.view.left(part, now)
 
     def enter_child(self, call: int, child: Workflow, others: Container[int]) -> None:
-        """The code asks for a child. One without a limit of its own takes what is left: two at once cannot.
+        """Check a request for a child. One without a limit takes all that is left, so two at once cannot.
 
         others: the children that have not ended.
         """
@@ -191,33 +191,33 @@ class Books:
 
     # -- keys of steps ---------------------------------------------------------------------------------------------
     def take_back(self, seq: int, call: int, cost: Charge | None) -> None:
-        """Another step has the key of one that was about to begin: it did not, so nothing is reserved for it.
+        """Release the reservation of a step that did not begin, because another step has its key.
 
-        The code has not come to that event, for no outcome is shown before it is durable.
+        The code has not reached that event, because no outcome is shown before it is durable.
         """
         self.head.take_back(call, cost)
         self._unseen = deque(one for one in self._unseen if one[0] != seq)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def come_to_checkpoint(self) -> bool:
-        """The code takes a checkpoint. Tell whether it is in the same part of its budget as the first time."""
+        """Note a checkpoint. Returns True if the code is in the same part of its budget as at the first one."""
         if self._lasting is None:
             self._lasting, self._place = frozenset(self.view.parts), PART.get()
         return PART.get() == self._place
 
     def kept(self) -> KeptBooks:
-        """Return what a checkpoint keeps of what the code sees. What the history has comes when it is recorded."""
+        """Return the code's view for a checkpoint. The head is added when it is recorded."""
         return KeptBooks(self._trimmed(self.view))
 
     def kept_head(self) -> Accounts:
-        """Return the accounts as the history has them, for a checkpoint that is recorded now.
+        """Return the head for a checkpoint that is recorded now.
 
         Parts that the code opened and left since its first checkpoint are not kept, or a long loop would pile them up.
-        A body may still run that belongs to one of them: from now on it counts for what that was a part of.
+        If a body of one of them still runs, it counts for the part around it from now on.
         """
         lasting = self._lasting or frozenset({ROOT})
         for call, part in self._parts.items():
-            if part in self.head.parts:  # else the code has opened it since it asked for the checkpoint
+            if part in self.head.parts:  # otherwise the code has opened it since it asked for the checkpoint
                 self._parts[call] = next(number for number, _ in self.head.chain(part) if number in lasting)
         return self._trimmed(self.head)
 
@@ -228,13 +228,15 @@ class Books:
         return copied(msgspec.structs.replace(accounts, parts=parts, children=children))
 
     def go_on_from(self, kept: KeptBooks) -> None:
-        """Go on from a checkpoint; the replay comes to its event a little later."""
+        """Continue from a checkpoint; the replay reaches its event a little later."""
         self.view, self.head = kept.view, kept.head or kept.view
         self.is_ahead = True
         self._parts, self._takers = {}, {}
 
     def land(self) -> None:
-        """The replay has come to the checkpoint: the code sees all that was recorded before, and what it did since."""
+        """Merge when the replay reaches the checkpoint: the code sees everything recorded before, and what it did
+        since.
+        """
         self.is_ahead = False
         self.view = copied(self.head)
         for action in self._redone:
@@ -243,6 +245,6 @@ class Books:
 
 
 def charge_usage(books: Books | None, call: int, nanos: int | None, tokens: int | None, source: str) -> ChargeUsage:
-    """Return the command with which workflow code is charged, and take it into the books."""
+    """Return the command with which workflow code is charged, and apply it."""
     charge = Charge(None if nanos is None else microdollars(nanos), tokens)
     return ChargeUsage(call, charge, books.charge(charge) if books is not None else ROOT, source)

@@ -1,4 +1,4 @@
-"""Calls between workflow code and its steps: what is handed over, and what comes back."""
+"""Calls between workflow code and its steps: arguments, outcomes and errors."""
 
 import asyncio
 import functools
@@ -20,31 +20,31 @@ from everstep.errors import Misuse, NotDecodable, NotEncodable, OutsideInWorkflo
 from everstep.model import mistakes
 from everstep.model.untrusted import Stopped, cause_of, context_of, is_refusal, members_of, traceback_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 
 INLINE: set[str] = set()
-"""Modules of frameworks that put plain functions of their users on threads. In a workflow those are workflow code."""
+"""Modules of frameworks that run plain functions of users on threads. In a workflow those are workflow code."""
 
 
 def is_inline(function: Callable[..., Any]) -> bool:
-    """Tell whether a function that is to run on a thread is workflow code, as an adapter has said."""
+    """Return True if a function for a thread is workflow code, according to an adapter."""
     return getattr(function, "__module__", None) in INLINE
 
 
 def called_inline(loop: WorkflowLoop, function: Callable[..., Any], args: tuple[Any, ...]) -> WorkflowFuture:
-    """Call such a function here and now, and return a future that is done."""
+    """Call such a function at once, and return a finished future."""
     future = loop.create_future()
     try:
         future.set_result(function(*args))
-    except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
+    except Exception as error:  # noqa: BLE001 - the code that awaits it gets it
         future.set_exception(error)
     return future
 
 
 def as_declared(value: Any, step: Step) -> Any:
-    """A person gives plain JSON for an outcome: make it what the step says that it returns, if it can be that."""
+    """Convert a person's plain JSON to the step's return type, if that is possible."""
     try:
         return msgspec.convert(value, step.signature.annotations.get("return", Any), strict=True)
     except (msgspec.ValidationError, TypeError):
@@ -52,33 +52,33 @@ def as_declared(value: Any, step: Step) -> Any:
 
 
 def cannot_await(what: str, name: str, frame: FrameType | None) -> Misuse:
-    """Return what is wrong with a call of something `async` by a `def` workflow."""
+    """Return the error for a call of something `async` by a `def` workflow."""
     wrong = mistakes.cannot_await(what, name)
     return Misuse(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")
 
 
 def blocks(what: str, name: str, line: str) -> OutsideInWorkflow:
-    """Return what is wrong with a call of something that is `def` by an `async def` workflow."""
+    """Return the error for a call of something `def` by an `async def` workflow."""
     wrong = mistakes.blocks(what, name)
     return OutsideInWorkflow(f"{line} — {wrong.what}: {wrong.remedy}.")
 
 
 def not_running(name: str, run: str) -> Misuse:
-    """Return what is wrong with a call made in the context of workflow code that is not running."""
+    """Return the error for a call in the context of workflow code that is not running."""
     return Misuse(
-        f"{name} was called in the context of the workflow of run {run}, and that is not running now: nobody would "
-        "record the call. Call it in the workflow, or in a context of your own."
+        f"{name} was called in the context of the workflow of run {run}, and that is not running now, so the "
+        "call would not be recorded. Call it in the workflow, or in a context of your own."
     )
 
 
 def plain_function_on_thread(function: Any, line: str) -> OutsideInWorkflow:
-    """Return what is wrong with a function on a thread that is no step."""
+    """Return the error for a function on a thread that is not a step."""
     wrong = mistakes.plain_function_on_thread(getattr(function, "__qualname__", repr(function)))
     return OutsideInWorkflow(f"{line + ' — ' if line else ''}{wrong.what}. {wrong.remedy}.")
 
 
 def check_arguments(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The code may have other parameters by now than when the run was started."""
+    """Check the arguments, because the code's parameters may have changed since the run was started."""
     try:
         signature.normalise(args, kwargs)
     except TypeError as error:
@@ -88,7 +88,9 @@ def check_arguments(signature: Signature, args: tuple[Any, ...], kwargs: dict[st
 def unwrap_to_thread(
     function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """`asyncio.to_thread` hands over `partial(context.run, function, *args)`: return what is inside."""
+    """Return the function and arguments inside a call of `asyncio.to_thread`, which passes `partial(context.run,
+    …)`.
+    """
     if isinstance(function, functools.partial):
         inner, kwargs = function.args + args, dict(function.keywords)
         if getattr(function.func, "__name__", "") == "run" and isinstance(
@@ -100,7 +102,7 @@ def unwrap_to_thread(
 
 
 class Failure(NamedTuple):
-    """An error that the code was told of: the failure of a call. `secret`: of the error only its type is shown."""
+    """The failure of a call, as the code saw it. `secret`: of the error only its type is shown."""
 
     error: BaseException
     call: int
@@ -135,9 +137,10 @@ def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
 
 
 def _refusal_in(error: BaseException) -> BaseException | None:
-    """Return what the machine refused the engine, in a command of the code or with one of its values; else None.
+    """Return the machine's refusal of a resource to the engine, in a command of the code or one of its values; else
+    None.
 
-    What it refuses the code itself is an error of the code's like any other.
+    A refusal to the code itself is an error of the code like any other.
     """
     traceback = traceback_of(error) if is_refusal(error) else None
     is_in_code = False
@@ -164,7 +167,7 @@ def _failed(execution: "Execution", error: BaseException) -> EndRun:
 
 
 def _origins(error: BaseException, failures: dict[int, Failure]) -> list[Failure]:
-    """Return the failures of calls that this error is or came from, the nearest first; none if it is the code's own."""
+    """Return the failures of calls from which this error came, the nearest first; none if it is the code's own."""
     seen: set[int] = set()
     found: list[Failure] = []
     todo: list[BaseException | None] = [error]

@@ -1,18 +1,18 @@
-"""Checkpoints, as workflow code meets them: a call that records its state, and on a resume returns the newest one.
+"""Checkpoints in workflow code: a call that records its state, and on a resume returns the newest one.
 
     state = State(todo=urls)
     while state.todo:
         state = await everstep.checkpoint(state)
         ...
 
-The first call of a resume is where it jumps: the code has come there by a replay, as ever; what it gets is the state of
-the newest checkpoint, and everything else that a replay up to there would have brought about is restored from the
-engine's own part of that checkpoint (`EnginePart`). Then the events after it are replayed.
+The first call in a resume is where it jumps: the code has reached it by a replay, as always; it returns the state of
+the newest checkpoint, and the engine's own part of that checkpoint (`EnginePart`) restores everything else that a
+replay up to there would have brought about. Then the events after it are replayed.
 
-Which calls are recorded is decided live, by a policy, and in a replay by the history. A checkpoint stands for the whole
-run, so nothing else may be under way, and no outcome that is recorded may be unknown to the code. And the code must be
-able to go on from its first call as it would from this one: so it is called by the same functions, and one in an
-`except` or `finally` block, which the first call would not come back to, is not recorded.
+Live, a policy decides which calls are recorded; in a replay, the history does. A checkpoint represents the whole run,
+so nothing else may be in progress, and the code must have seen every recorded outcome. And the code must be able to
+continue from its first call as from this one: so both must be called by the same functions, and one in an `except` or
+`finally` block, to which the first call would not return, is not recorded.
 """
 
 import sys
@@ -33,7 +33,7 @@ from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.contracts import EXPENSIVE_SECONDS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 
@@ -44,7 +44,7 @@ OUTCOMES_MAX: Final = 1000
 
 
 class KeptFact(msgspec.Struct, omit_defaults=True):
-    """A fact that the run remembers. A witness without a recipe is one that the code makes before the jump."""
+    """A fact that the run remembers. The code itself makes a witness without a recipe before the jump."""
 
     fact: msgspec.Raw
     on_drift: str
@@ -54,7 +54,7 @@ class KeptFact(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, taken: "Taken") -> "KeptFact":
-        """Return a fact as it is kept."""
+        """Return a fact in the form in which a checkpoint keeps it."""
         facts = msgspec.Raw(taken.payload), taken.on_drift, recipe_of(taken.witness)
         return cls(*facts, dict(taken.changes), msgspec.Raw(taken.ignored) if taken.ignored else ev.NO_PAYLOAD)
 
@@ -67,13 +67,15 @@ class KeptFact(msgspec.Struct, omit_defaults=True):
 
 
 class EnginePart(msgspec.Struct, omit_defaults=True):
-    """What a run remembers beside its code's state: all that a replay up to the checkpoint would bring about."""
+    """What a run remembers in addition to its code's state: everything that a replay up to the checkpoint would
+    bring about.
+    """
 
     number: int
     """Which call of `checkpoint` it was."""
     calls: int
     numbers: int
-    """How many tasks and futures the code has made, and one: they hash by their numbers."""
+    """The number of tasks and futures that the code has made, plus one: they hash by their numbers."""
     now: int
     entropy: str
     branch: int = 0
@@ -82,16 +84,16 @@ class EnginePart(msgspec.Struct, omit_defaults=True):
     gauss: float | None = None
     facts: dict[str, KeptFact] = {}
     signals: list[tuple[str, int, msgspec.Raw]] = []
-    """What has arrived and was not received yet: name, number, value."""
+    """Signals that have arrived and were not received yet: name, number, value."""
     requests: list[tuple[str, int, str, msgspec.Raw]] = []
-    """What was asked and not taken yet: name, number, id, value."""
+    """Requests that were not taken yet: name, number, id, value."""
     kept: list[KeptOutcome] = []
     """Outcomes that a retry went back over, and that the code has not asked for again."""
     is_of_first_type: bool = True
-    """Whether the state was of the same class as the one that the first call was given."""
-    # What follows is known only when the event is recorded.
+    """Whether the state has the class of the first call's state."""
+    # The following fields are filled when the event is recorded.
     first: int = 0
-    """The number of the first checkpoint's event. Up to there, everything is replayed."""
+    """The number of the first checkpoint's event. The events up to it are always replayed."""
     first_digest: bytes = b""
     clock_started: int = 0
     patches: dict[str, bool] = {}
@@ -99,7 +101,7 @@ class EnginePart(msgspec.Struct, omit_defaults=True):
     accepted: dict[int, str] = {}
     """What a person accepted about events up to the first checkpoint."""
     caution: str = ""
-    """Why steps that must not happen twice are asked about: a part of the history is lost."""
+    """Why steps that must not happen twice need a confirmation: a part of the history is lost."""
     unseen_workers: list[str] = []
     restores: int = 0
     """How many restores of its store the run knows of."""
@@ -110,7 +112,7 @@ class EnginePart(msgspec.Struct, omit_defaults=True):
     books: KeptBooks | None = None
     """What the run has used, if it has a budget."""
     uncompensated: list[str] = []
-    """Steps that must not happen twice and that nothing undoes; some of them."""
+    """Some of the steps that must not happen twice and have no compensation."""
 
 
 class Checkpoint(NamedTuple):
@@ -146,7 +148,7 @@ class TakeCheckpoint(Command):
 
 
 class Jump(Command):
-    """The first call of `checkpoint` in a resume. What the code asked for before it stands before the jump."""
+    """The first call of `checkpoint` in a resume. What the code asked for before it precedes the jump."""
 
     kind = "checkpoint_taken"
     __slots__ = ("source",)
@@ -159,14 +161,14 @@ class Jump(Command):
 
 
 class Checkpoints:
-    """How far the code of one run is with its checkpoints."""
+    """The progress of one run's code with its checkpoints."""
 
     def __init__(self, recorded: Collection[int] = (), newest: Checkpoint | None = None) -> None:
         self.number = 0
         """How often the code has called `checkpoint`."""
         self.has_jumped = False
         self.unreadable = ""
-        """Why the state of the newest checkpoint does not decode, if it does not."""
+        """Why the state of the newest checkpoint does not decode; empty if it does."""
         self._recorded = recorded
         """The numbers of the calls that the history has recorded."""
         self._newest = newest
@@ -174,14 +176,14 @@ class Checkpoints:
         self._outcomes = 0
         self._is_worth_it = False
         self._handled: BaseException | None = None
-        """What the engine was handling when it let the code go on."""
+        """The exception that the engine handled when it resumed the code."""
         self._functions: tuple[CodeType, ...] = ()
         self._type: type = object
         self._types: Types
         self._witnesses: dict[str, Taken] = {}
 
     def saw(self, kind: str, body: Any, steps: "dict[int, StepCall]") -> None:
-        """Take note of an outcome: what has happened since the last checkpoint decides whether the next is recorded."""
+        """Note an outcome: the outcomes since the last checkpoint decide whether the next is recorded."""
         self._outcomes += 1
         self._handled = sys.exception()
         call = steps.get(body.call) if kind in ("step_completed", "step_failed") else None
@@ -195,7 +197,7 @@ class Checkpoints:
             self._is_worth_it = True
 
     def take(self, execution: "Execution", state: Any, every: int | None, keep: int, frame: FrameType) -> Any:
-        """Record the code's state, if it is worth it, and return it decoded; or jump, and return the newest."""
+        """Record the code's state, if it is worth it, and return it decoded; or jump, and return the newest one."""
         self.number += 1
         source, functions = persons_line(frame), persons_functions(frame)
         if self.number == 1:
@@ -206,13 +208,13 @@ class Checkpoints:
             self._functions = functions
         elif functions != self._functions:
             raise Misuse(
-                f"{_at(source)}everstep.checkpoint() by other functions than the first time: a run that goes on comes "
+                f"{_at(source)}everstep.checkpoint() by other functions than the first time: a resumed run comes "
                 "back there, and not here. Call it at one place, at the top of the loop."
             )
         if execution.books is not None and not execution.books.come_to_checkpoint():
             raise Misuse(
-                f"{_at(source)}everstep.checkpoint() in another part of the budget than the first time: a run that "
-                "goes on comes back there, and not here. Call it outside of the `with everstep.budget(…):` block."
+                f"{_at(source)}everstep.checkpoint() in another part of the budget than the first time: a resumed "
+                "run comes back there, and not here. Call it outside of the `with everstep.budget(…):` block."
             )
         _refuse_unknown_witnesses(execution, self._witnesses, source)
         payload = execution.codec.encode(state, self._types, "the state of the checkpoint")
@@ -231,10 +233,11 @@ class Checkpoints:
         self._has_any, self._outcomes, self._is_worth_it = True, 0, False
 
     def _is_recorded(self, execution: "Execution", every: int | None) -> bool:
-        """In a replay the history says it. Live, the first one is recorded, and then by the policy.
+        """Return True if a call is recorded. In a replay the history decides. Live, the first one is recorded, then the
+        policy decides.
 
-        Not one at which an outcome is recorded that the code has not seen, for a resume from there would lose it. Nor
-        one of a run that is being cancelled, which is about to end, or one in the handler of an exception.
+        Not while a recorded outcome is unseen by the code, because a resume from there would lose it. Nor in a run that
+        is being cancelled, which is about to end, or in the handler of an exception.
         """
         if self.number in self._recorded:
             return True
@@ -248,7 +251,7 @@ class Checkpoints:
         return self._outcomes >= every if every is not None else self._is_worth_it or self._outcomes >= OUTCOMES_MAX
 
     def _jump(self, execution: "Execution", newest: Checkpoint, source: str) -> Any:
-        """Go on from the newest checkpoint. What it says in place of the events that are not replayed is restored."""
+        """Continue from the newest checkpoint. It restores what the events would have done that are not replayed."""
         self.has_jumped = True
         execution.issue(Jump(source))
         self.number = newest.part.number
@@ -266,7 +269,7 @@ class Checkpoints:
 
 
 def take_checkpoint(execution: "Execution", state: Any, every: int | None, keep: int, frame: FrameType) -> Any:
-    """A call of `checkpoint` by workflow code, from this frame."""
+    """Execute a call of `checkpoint` by workflow code, from this frame."""
     execution.require_live()
     if every is not None and every < 1:
         raise Misuse(f"every={every!r}: it is a number of steps, at least 1.")
@@ -276,7 +279,7 @@ def take_checkpoint(execution: "Execution", state: Any, every: int | None, keep:
         listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise Misuse(
             f"{_at(persons_line(frame))}everstep.checkpoint() with something else under way ({listed}): a run "
-            "that goes on from the checkpoint would not find it again. Await it or cancel it before."
+            "that continues from the checkpoint would not find it again. Await it or cancel it before."
         )
     return execution.checkpoints_of_run().take(execution, state, every, keep, frame)
 
@@ -286,7 +289,7 @@ def _at(source: str) -> str:
 
 
 def under_way(execution: "Execution") -> list[str]:
-    """Return what the code has begun and not finished, beside the call itself."""
+    """Return what the code has begun and not finished, except the call itself."""
     loop = execution.loop
     found = [f"step {call.step}" for call in execution.steps.values()]
     timers = [*loop.timers.values(), *loop.new_timers]
@@ -301,12 +304,14 @@ def under_way(execution: "Execution") -> list[str]:
 
 
 def _refuse_unknown_witnesses(execution: "Execution", known: "dict[str, Taken]", source: str) -> None:
-    """A fact that needs a function of the code, to observe or to judge it, is found again only before the jump."""
+    """Refuse a fact that needs a function of the code to observe or judge it, if it was made after the first
+    checkpoint.
+    """
     for subject, taken in execution.witnesses.items():
         if subject not in known and (taken.judge is not None or recipe_of(taken.witness) is None):
             raise Misuse(
-                f"{_at(source)}everstep.checkpoint() of a run that remembers {subject}, which a run that goes on from "
-                "the checkpoint could not observe again, or not judge. `expect` it before the first "
+                f"{_at(source)}everstep.checkpoint() of a run that remembers {subject}, which a resumed run "
+                "could not observe again, or not judge. `expect` it before the first "
                 "checkpoint, or `release` it."
             )
 
@@ -317,7 +322,7 @@ decode_part = msgspec.json.Decoder(EnginePart).decode
 
 # -- what the engine remembers ----------------------------------------------------------------------------------------
 def remembered(execution: "Execution", number: int, numbers: int) -> EnginePart:
-    """Return what a resume needs beside the code's state to go on from here."""
+    """Return what a resume needs in addition to the code's state."""
     part = EnginePart(
         number,
         execution._calls,

@@ -1,11 +1,13 @@
-"""Commands: what workflow code asks for. Each knows the event that records it, and how to compare itself with one."""
+"""Commands: what workflow code asks for. Each knows the event that records it, and compares itself with a recorded
+one.
+"""
 
 import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import Arguments, Codec, converted, is_same
+from everstep.codec import Arguments, Codec, Types, converted, is_same
 from everstep.effects.step import Step
 from everstep.engine.code.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.code.workflow import Workflow
@@ -14,7 +16,7 @@ from everstep.model import events as ev
 from everstep.model.digests import digest_of, step_key
 from everstep.model.secrets import HIDDEN
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 
@@ -31,11 +33,11 @@ class Difference(NamedTuple):
     recorded_source: str = ""
     now_source: str = ""
     acceptable: bool = False
-    """Only the arguments of one finished call differ, so a person may accept it."""
+    """Only the arguments of one finished call differ, so that a person may accept it."""
     digest: str = ""
     """The new arguments' digest, with `acceptable`."""
     unfinished: str = ""
-    """The step or child that was begun with other arguments and has no outcome; then no person can accept it."""
+    """The step or child that was begun with other arguments and has no outcome; then a person cannot accept it."""
 
 
 class Command:
@@ -46,9 +48,9 @@ class Command:
     call = 0
     source = ""
     payload_field: ClassVar[str] = ""
-    """The field of its body that is kept beside the event if it is large."""
+    """The field of its body that is stored outside the event if it is large."""
     crash_point: ClassVar[str] = ""
-    """What a test may name to kill the process when it is recorded."""
+    """The crash point that is passed when it is recorded."""
     __slots__ = ()
 
     def body(self) -> ev.Body:
@@ -56,15 +58,17 @@ class Command:
         raise AssertionError(f"{type(self).__name__} has no body")
 
     def text(self) -> str:
-        """Return the command as a person would say it."""
+        """Return the command in words."""
         return self.kind
 
     def compare(self, recorded: Any) -> tuple[str, bool]:
-        """Return what differs from a recorded event of the same kind ("" if nothing), and if a person may accept it."""
+        """Return what differs from a recorded event of the same kind ("" if nothing), and whether a person may
+        accept it.
+        """
         return "", False
 
     def is_plain_start(self, step: str, recorded: Any) -> bool:
-        """Tell whether this is just what a `step_started` records, and take its place from there. If not: `compare`."""
+        """Return True if this equals a recorded `step_started` without options. If not, `compare` tells."""
         return False
 
     def digest(self) -> str:
@@ -95,36 +99,36 @@ class StepCall(Command, msgspec.Struct, eq=False):
     target: Step
     arguments: Arguments
     entropy: str
-    """What its key hangs on: the entropy in force when the code asked for it."""
+    """The entropy from which its key derives: the one in force when the code asked for it."""
     future: "CallFuture"
     source: str
     keyed: Keyed | None = None
     cancelled: bool = False
     returned: Any = NOT_RETURNED
-    """What its body returned, if that is just what its payload would decode to."""
+    """The body's return value, if its payload would decode to an equal one."""
     compensates: int = 0
-    """The call that this one undoes, if it is a compensation."""
+    """The call that this one compensates; 0 if it is no compensation."""
     undoes: str = ""
-    """The name of that step."""
+    """The name of the compensated step."""
 
     def idempotency_key(self) -> str:
-        """Return what `everstep.key()` is in the step's body."""
+        """Return the value of `everstep.key()` in the step's body."""
         if self.keyed is not None:
             return self.keyed.presented
         return step_key(self.entropy, self.step, self.arguments.digest)
 
     @property
     def own_key(self) -> str:
-        """The key that its author gave it (`key=`), if any."""
+        """The key that the step declares (`key=`), if any."""
         return self.keyed.key if self.keyed is not None else ""
 
     def follow(self, recorded: str) -> None:
-        """Go on with the key that the history has: a step that was begun without one has none."""
+        """Use the key that the history has: a step that was begun without one has none."""
         self.keyed = Keyed(recorded) if recorded else None
 
     @property
     def is_secret(self) -> bool:
-        """Whether nobody is shown what it is given, returns and raises."""
+        """Whether its arguments, outcome and errors are never shown."""
         return self.target.secret
 
     def body(self) -> ev.StepStarted:
@@ -164,10 +168,10 @@ class StepCall(Command, msgspec.Struct, eq=False):
 
 
 class CompensationCall(StepCall, eq=False, kw_only=True):
-    """A step that undoes another one, when the run has failed or is rolled back. No code waits for it."""
+    """A step that compensates another one, when the run has failed or is rolled back. No code waits for it."""
 
     hides: bool
-    """Whether it is given the outcome of a secret step."""
+    """Whether its first argument is the outcome of a secret step."""
 
     @property
     def is_secret(self) -> bool:
@@ -211,7 +215,7 @@ class CancelStep(Command):
 
 
 class StartTimer(Command):
-    """A timer that is still pending at rest."""
+    """A timer that is still pending when the code has settled."""
 
     kind = "timer_started"
     __slots__ = ("call", "source", "timer")
@@ -233,7 +237,7 @@ class StartTimer(Command):
 
 
 class AwaitSignal(Command):
-    """A `receive`."""
+    """A call of `receive`."""
 
     kind = "signal_awaited"
     __slots__ = ("call", "future", "name", "source", "type_text", "types")
@@ -248,8 +252,7 @@ class AwaitSignal(Command):
 
     def decode(self, codec: Codec, payload: bytes) -> Any:
         """Return the value of a signal. Raises `NotDecodable` if it cannot be what the code asked for."""
-        types, annotation = self.types
-        return converted(codec.decode(payload, types), annotation).value
+        return decode_signal(codec, payload, *self.types)
 
     def value_of(self, execution: Any, number: int, payload: bytes) -> Any:
         """Return what the code is given for a signal; what plain data became is recorded. Raises `NotDecodable`."""
@@ -331,7 +334,7 @@ class ChildCall(Command):
         self.future = future
         self.source = source
         self.is_told_to_stop = False
-        """Whether the code has asked it to stop; perhaps before there was room for it in the budget."""
+        """Whether the code has asked it to stop, perhaps before the budget had room for it."""
 
     def body(self) -> ev.ChildStarted:
         target = self.target
@@ -374,7 +377,7 @@ class CancelChild(Command):
 
 
 class PublishValue(Command):
-    """A `publish`."""
+    """A call of `publish`."""
 
     kind = "value_published"
     payload_field = "value"
@@ -397,7 +400,7 @@ class PublishValue(Command):
 
 
 class BeginCompensation(Command):
-    """The code has failed, and what it did is undone before the run ends."""
+    """The code has failed, and its steps are compensated before the run ends."""
 
     kind = "compensation_started"
     __slots__ = ("call", "end", "steps")
@@ -456,7 +459,7 @@ class CallFuture(WorkflowFuture):
     execution: "Execution"
     target: StepCall | ChildCall | None
     is_cancel_wanted: bool
-    """Whether the code was cancelled, and is not told before the step is settled."""
+    """Whether the code was cancelled, and learns that only after the step is settled."""
     _cancel_wanted: tuple[Any] | None
 
     def cancel(self, msg: Any = None) -> bool:
@@ -480,13 +483,13 @@ _init_future: Final = asyncio.Future.__init__
 
 
 def call_future(loop: WorkflowLoop, execution: "Execution") -> CallFuture:
-    """Return the future of a call. A constructor in Python would take twice the time: it is called through C."""
+    """Return the future of a call. A constructor in Python would take twice the time, so it is called through C."""
     future: CallFuture = _new_future(CallFuture)
     loop.created = future.number = loop.created + 1
     future.execution = execution
     future.target = future._cancel_wanted = None
     future.is_cancel_wanted = False
-    if loop.is_guarded:  # it is the running loop, which a future finds by itself quicker than as an argument
+    if loop.is_guarded:  # it is the running loop, which a future finds faster by itself than as an argument
         _init_future(future)
     else:
         _init_future(future, loop=loop)
@@ -496,3 +499,8 @@ def call_future(loop: WorkflowLoop, execution: "Execution") -> CallFuture:
 def preview_of(arguments: Arguments, most: int = PREVIEW_BYTES) -> str:
     """Return the bounded text of a call's arguments that the history keeps."""
     return arguments.payload[:most].decode("utf-8", "replace")
+
+
+def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:
+    """Decode what was sent, as the type that is asked for. Raises `NotDecodable` if it cannot be that."""
+    return converted(codec.decode(payload, types), annotation).value

@@ -1,4 +1,4 @@
-"""`continue_as`: the same run goes on with a fresh history, a new *generation* of it."""
+"""`continue_as`: the same run continues with a fresh history, a new *generation* of it."""
 
 import sys
 from typing import Any, Final, NoReturn
@@ -13,11 +13,13 @@ from everstep.errors import Misuse
 
 STOPPING = ("cancel_requested", "rollback_requested")
 UNDOABLE_MAX: Final = 1000
-"""So many completed steps with a compensation are carried over at most: each new history begins with them."""
+"""The maximum number of completed steps with a compensation that are carried over: each new history begins with
+them.
+"""
 
 
 def continue_as(*args: Any) -> NoReturn:
-    """End this history and go on as the same run with a fresh one: the workflow is called anew, with these arguments.
+    """End this history and continue the same run with a fresh one: the workflow is called again, with these arguments.
 
         @workflow
         async def watch(seen: int) -> None:
@@ -41,7 +43,7 @@ def continue_as(*args: Any) -> NoReturn:
 
 
 def _refuse(execution: "Execution", at: str) -> None:
-    """Raise `Misuse` if the run has anything that a fresh history could not take along."""
+    """Raise `Misuse` if the run has anything that a fresh history could not continue."""
     if found := under_way(execution):
         listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise Misuse(
@@ -53,12 +55,12 @@ def _refuse(execution: "Execution", at: str) -> None:
         if taken.judge is not None or recipe_of(taken.witness) is None:
             raise Misuse(
                 f"{at}everstep.continue_as() of a run that remembers {subject}, which could not be observed again, or "
-                "not judged, without the code that expects it. `release` it before, and `expect` it anew."
+                "not judged, without the code that expects it. `release` it before, and `expect` it again."
             )
 
 
 def _refuse_undoable(execution: "Execution", at: str) -> None:
-    """Raise `Misuse` if a later generation could not undo what was done, or would have too much of it to carry."""
+    """Raise `Misuse` if a later generation could not compensate what was done, or would have to carry too much."""
     done = execution.saga.completed
     for one in done.values():
         if why := cannot_be_carried(one):

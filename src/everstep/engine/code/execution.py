@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextvars import Context
 from random import Random
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -52,15 +52,19 @@ from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 from everstep.model.untrusted import is_a, is_refusal, text_of
 
-if TYPE_CHECKING:
-    from everstep.engine.code.replay import Followed
-
-
 _NONE: frozenset[Any] = frozenset()
 _NO_CHILDREN: Mapping[int, str] = MappingProxyType({})
 _NO_CONVERSIONS: Mapping[int, ev.ValueConverted] = MappingProxyType({})
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
+
+
+class Followed:
+    """The recorded definition of a run's graph, and its recorded moves by the visits that they came after."""
+
+    def __init__(self, started: ev.GraphStarted) -> None:
+        self.started = started
+        self.moves: dict[str, ev.GraphMoved] = {}
 
 
 class Execution:
@@ -91,22 +95,22 @@ class Execution:
         self.witnesses: dict[str, Taken] = {}
         """The facts that the run remembers, by subject."""
         self.kept: Kept | None = None
-        """Outcomes that a retry went back over, for calls that are the same."""
+        """Outcomes that a retry went back over, for identical calls."""
         self.checkpoints: Checkpoints | None = None
         self.unapplied: Collection[Any] = ()
-        """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
+        """Outcomes that are recorded and not seen by the code yet: the driver's own list."""
         self.books = books
         """What the run has used, if it has a budget."""
         self.branch = 0
-        """How often the run had been retried when the code came here: ids of children and keys hang on it."""
+        """How often the run had been retried when the code came here. Ids of children and keys depend on it."""
         self.begun: Set[int] = _NONE
-        """The open steps that were begun when the replay came to its end."""
+        """The open steps that were begun when the replay had ended."""
         self.rollback: ev.RollbackRequested | None = None
         self.cancel: ev.CancelRequested | None = None
         self.unseen_workers: Set[str] = _NONE
-        """Who began steps in a part of the history that was archived."""
+        """The workers that began steps in a part of the history that was archived."""
         self.copied_children: Mapping[int, str] = _NO_CHILDREN
-        """In a fork: the ids that the other run gave them."""
+        """In a fork: the ids that the other run gave its children."""
         self.followed: Followed | None = None
         """In the replay of a graph: its recorded definition, and the edges that it took."""
         self.conversions: Mapping[int, ev.ValueConverted] = _NO_CONVERSIONS
@@ -114,19 +118,21 @@ class Execution:
         self.rejected: Set[int] = _NONE
         """In a replay: the numbers of the signals that the code did not take."""
         self.new_patches: Sequence[str] = ()
-        """Names that the code has asked `patched` about since the last rest."""
+        """Names that the code has asked `patched` about since it last settled."""
         self.refusal: BaseException | None = None
-        """What the machine refused when the code called something. The run is taken up again from its history."""
+        """The machine's refusal of a resource when the code called something. The run is then resumed from its
+        history.
+        """
         self._receiving: Receiving | None = None
         self._random: Random | None = None
         self._cancel_came_too_late = False
         self._saga: Saga | None = None
         self.failures: dict[int, Failure] = {}
-        """Failures that the code was told of, by the identity of their errors."""
+        """Failures that the code has seen, by the identity of their errors."""
         self.replaying = False
         self.unwinding = False
         self.wants_places = True
-        """Whether the code's lines are looked up: not in the part of a replay of which nothing is recorded or shown."""
+        """Whether the code's lines are looked up: not in the part of a replay that is neither recorded nor shown."""
         self.ended = False
         self.caution = ""
         """`repaired` or `restored`: steps that must not happen twice may have been begun in a part that is lost."""
@@ -137,7 +143,7 @@ class Execution:
 
     # -- the history moves the code --------------------------------------------------------------------------------
     def begin(self, started: ev.RunStarted, at: int) -> None:
-        """Apply `run_started`: create the main task and let it run to its first rest."""
+        """Apply `run_started`: create the main task and let it run until it first settles."""
         self.entropy = started.entropy
         self.caution = "restored" if started.unseen else ""
         self.loop.now = at
@@ -196,7 +202,7 @@ class Execution:
 
     @property
     def receiving(self) -> "Receiving":
-        """What looks after signals and requests: most runs have none."""
+        """The signals and requests of the run: most runs have none."""
         if self._receiving is None:
             self._receiving = Receiving()
         return self._receiving
@@ -208,7 +214,7 @@ class Execution:
 
     @property
     def saga(self) -> "Saga":
-        """What can be undone, and what is being undone: most runs have nothing of it."""
+        """The compensations of the run: most runs have none."""
         if self._saga is None:
             self._saga = Saga()
         return self._saga
@@ -227,7 +233,7 @@ class Execution:
         self.loop.drain()
 
     def let_arrive(self, kind: str, body: Any) -> None:
-        """Take a signal or request although the code runs no more: whoever comes after it finds it."""
+        """Take a signal or request although the code no longer runs, for a later generation or a retry."""
         _APPLY[kind](self, body)
 
     def take_commands(self) -> list[Command]:
@@ -248,12 +254,14 @@ class Execution:
         return issued
 
     def note_refusal(self, error: BaseException) -> None:
-        """The machine had no room for a value of the code: whatever the code makes of that, this turn is not done."""
+        """Note that the machine had no room for a value of the code: whatever the code does then, this turn is
+        discarded.
+        """
         if is_refusal(error):
             self.refusal = error
 
     def _awaited(self, calls: dict[int, _C], body: Any) -> _C | None:
-        """Take the call that an outcome is for. Only an early one may find that nobody waits any more."""
+        """Take the call that an outcome is for. Only for an early one the code may no longer wait."""
         if body.early:
             return calls.pop(body.call, None)
         return calls.pop(body.call)
@@ -266,7 +274,7 @@ class Execution:
             self.saga.settled(self, call, body)
         future = call.future
         if not future.done():
-            future.target = None  # they point at each other, and a circle would wait for the garbage collector
+            future.target = None  # they refer to each other, and a cycle would wait for the garbage collector
             if not (future.is_cancel_wanted and future.cancel_if_wanted()):
                 value = call.returned
                 if value is NOT_RETURNED:
@@ -310,25 +318,26 @@ class Execution:
         self._fail(call.future, body.call, error, secret=body.secret)
 
     def _cancel_requested(self, body: ev.CancelRequested) -> None:
-        if self.main is None or (self._saga is not None and self._saga.is_wanted):  # what the code did is being undone
+        if self.main is None or (self._saga is not None and self._saga.is_wanted):  # the run is being compensated
             self.cancel = body if body.now else self.cancel
             return
         self.cancel = body
         if self.main.done():
-            # The code had finished, but its end was not durable, so nobody has seen it: the cancel still takes effect.
+            # The code had finished, but its end was not durable, so nothing outside has seen it: the cancel still takes
+            # effect.
             self._cancel_came_too_late = True
             self.ended = False
         else:
             self.main.cancel(body.reason or "the run was cancelled")
 
     def _rollback_requested(self, body: ev.RollbackRequested) -> None:
-        """What the run did is to be undone, as soon as what is in doubt is settled. The code is not asked."""
+        """Compensate what the run did, as soon as its doubts are settled, without running its code."""
         self.rollback, self.cancel = body, None
         self.saga.begun = self.saga.is_wanted = self.ended = False
         self.abandon()
 
     def begin_compensation(self, body: ev.CompensationStarted) -> None:
-        """Apply `compensation_started`: the code is gone, and so is whatever it still waited for."""
+        """Apply `compensation_started`: the code is gone, and everything that it still waited for."""
         self.abandon()
         self.steps.clear()
         self.cancel = self.rollback = None
@@ -342,12 +351,12 @@ class Execution:
         future.set_exception(error)
 
     def payload(self, value: msgspec.Raw, ref: str) -> bytes:
-        """Return a payload that stands in a body, or is kept beside it under its digest."""
+        """Return a payload from a body, or from the store by its digest."""
         return self.lookup(ref) if ref else bytes(value)
 
     # -- the code's end --------------------------------------------------------------------------------------------
     def _waits_before_its_end(self) -> bool:
-        """The code is done, but its end waits for children that it waits for, and for effects that must be settled."""
+        """Return True if the code is done, but its end must wait for children, or for effects that must be settled."""
         if not (self.steps or self.children):
             return False
         return self._waits_for_children() or self.unsettled() is not None
@@ -361,7 +370,7 @@ class Execution:
 
     @property
     def is_undone(self) -> bool:
-        """Whether what the run did is being undone, or is about to be: nothing else matters then."""
+        """Whether the run is being compensated, or is about to be: nothing else matters then."""
         return (self._saga is not None and self._saga.begun) or self.rollback is not None
 
     @property
@@ -376,7 +385,7 @@ class Execution:
         return self._calls
 
     def issue(self, command: Command) -> None:
-        """Ask for something."""
+        """Add a command."""
         self._issued.append(command)
 
     def require_live(self) -> None:
@@ -426,10 +435,10 @@ class Execution:
         return future
 
     def must_settle(self, target: StepCall) -> bool:
-        """Tell whether a step has begun and has to be settled before the code may be told that it was cancelled."""
+        """Return True if a step has begun and must be settled before the code may see that it was cancelled."""
         if self.unwinding or target.call not in self.steps or not target.target.is_accounted_for:
             return False
-        return target not in self._issued  # else nobody has begun it yet
+        return target not in self._issued  # otherwise it has not begun yet
 
     def stop_waiting(self, target: StepCall | ChildCall) -> None:
         """The code was cancelled while it waited for a step or child."""
@@ -443,14 +452,16 @@ class Execution:
             self.issue(CancelChild(self.next_call(), target))
 
     def cancel_child(self, target: StepCall | ChildCall | None) -> None:
-        """The code asks a child to stop, and may go on waiting for its end."""
+        """Ask a child to stop, while the code may still wait for its end."""
         self.require_live()
         assert isinstance(target, ChildCall)
         target.is_told_to_stop = True
         self.issue(CancelChild(self.next_call(), target))
 
     def is_outcome(self, error: BaseException) -> bool:
-        """Tell whether an error is the recorded failure of a call. Older releases recorded such as `SystemExit`."""
+        """Return True if an error is the recorded failure of a call. Older releases recorded errors such as
+        `SystemExit`.
+        """
         return id(error) in self.failures
 
     def call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -526,7 +537,9 @@ class Execution:
         self.issue(charge_usage(self.books, self.next_call(), nanos, tokens, persons_line(sys._getframe(2))))
 
     def patched(self, name: str) -> bool:
-        """Answer the same for a name throughout a run: whether its code had this patch when it came here first."""
+        """Return the same answer for a name throughout a run: whether its code had this patch when it came here
+        first.
+        """
         self.require_live()
         if name not in self.patches:
             self.patches[name] = not self.replaying
@@ -540,7 +553,7 @@ class Execution:
         return self._random
 
     def forget_random(self) -> None:
-        """Draw other numbers from here on, by the entropy that counts now."""
+        """Draw other numbers from here on, by the present entropy."""
         self._random = None
 
     def take_new_patches(self) -> Sequence[str]:
@@ -548,21 +561,21 @@ class Execution:
         names, self.new_patches = self.new_patches, ()
         return names
 
-    # -- what others find out about the run ------------------------------------------------------------------------
+    # -- what other modules tell the execution --------------------------------------------------------------------
     def set_replaying(self, is_replaying: bool) -> None:
-        """Compare what the code asks for with its history, and keep its log quiet; or no more."""
+        """Start or stop comparing the code's commands with its history and silencing its log."""
         self.replaying = is_replaying
         self.loop.quiet = is_replaying or self.unwinding
 
     def set_wants_places(self, wants_places: bool) -> None:
-        """Look up the code's lines, or no more."""
+        """Start or stop looking up the code's lines."""
         self.wants_places = wants_places
 
     def read_payloads_with(self, lookup: PayloadLookup) -> None:
-        """Find payloads beside events in another place than so far."""
+        """Read payloads outside of events from another place."""
         self.lookup = lookup
 
-    def note_ahead(self, checkpoints: Checkpoints | None, followed: "Followed | None") -> None:
+    def note_ahead(self, checkpoints: Checkpoints | None, followed: Followed | None) -> None:
         """Later events of the history say which checkpoints the code takes, and which edges of its graph."""
         self.checkpoints, self.followed = checkpoints or self.checkpoints, followed
 
@@ -571,11 +584,11 @@ class Execution:
         self.conversions, self.rejected = conversions, rejected
 
     def note_begun(self, calls: Set[int]) -> None:
-        """The replay has come to its end; these open steps were begun."""
+        """Note the open steps that were begun, at the end of the replay."""
         self.begun = calls
 
     def note_unapplied(self, outcomes: Collection[Any]) -> None:
-        """Outcomes that are recorded and not applied are in this list."""
+        """Use this list of outcomes that are recorded and not applied."""
         self.unapplied = outcomes
 
     def checkpoints_of_run(self) -> Checkpoints:
@@ -585,36 +598,38 @@ class Execution:
         return self.checkpoints
 
     def keep_outcomes(self, kept: Kept | None) -> None:
-        """A retry went back over these outcomes: calls that are the same get them."""
+        """Note outcomes that a retry went back over: identical calls get them."""
         self.kept = kept
 
     def copy_children(self, ids: Mapping[int, str]) -> None:
-        """Children that the code starts now are those of the run from which this one was forked."""
+        """Note that children which the code starts now have the ids of the run from which this one was forked."""
         self.copied_children = ids
 
     def branch_off(self, branch: int, entropy: str) -> None:
-        """From here on ids of children, and keys, are others."""
+        """Derive ids of children, and keys, from other entropy from here on."""
         self.branch, self.entropy = branch, entropy
 
     def note_lost(self, caution: str, workers: Set[str] = _NONE) -> None:
-        """A part of the history is lost (`repaired` or `restored`), in which these workers may have begun steps."""
+        """Note that a part of the history is lost (`repaired` or `restored`), in which these workers may have begun
+        steps.
+        """
         self.caution = caution
         self.unseen_workers = self.unseen_workers | workers
 
     def accept_lost(self) -> None:
-        """A person has looked after everything in the lost part."""
+        """Note that a person has checked everything in the lost part."""
         self.caution = ""
 
     def set_ended(self, ended: bool) -> None:
-        """The code has come to its end; or a retry opens the run again."""
+        """Note that the code has ended, or that a retry opens the run again."""
         self.ended = ended
 
     def note_cancel(self, request: ev.CancelRequested) -> None:
-        """The run is cancelled, which its code is told next."""
+        """Note that the run is cancelled; its code sees that next."""
         self.cancel = request
 
     def note_rollback(self, request: ev.RollbackRequested) -> None:
-        """What the run did is to be undone, which is recorded next."""
+        """Note that a rollback was requested; it is recorded next."""
         self.rollback, self.cancel = request, None
 
     def remember(self, subject: str, taken: Taken) -> None:
@@ -622,7 +637,7 @@ class Execution:
         self.witnesses[subject] = taken
 
     def go_on_from(self, calls: int, visits: Mapping[str, int], source: Random | None) -> None:
-        """Count calls, and draw random numbers, from where a checkpoint was taken."""
+        """Continue counting calls, and drawing random numbers, from a checkpoint."""
         self._calls, self._visits = calls, dict(visits)
         self._random = source or self._random
 
@@ -632,13 +647,13 @@ class Execution:
         self.issue(call)
 
     def end_undone(self, end: Command) -> None:
-        """Everything is undone, and the run ends."""
+        """End the run after everything is compensated."""
         self.ended = True
         self.issue(end)
 
     # -- leaving memory --------------------------------------------------------------------------------------------
     def abandon(self) -> None:
-        """Let the code go for good, while its run goes on without it, to undo what it did."""
+        """Drop the code for good, while its run continues without it to compensate what it did."""
         self.evict()
         self.loop.timers.clear()
         self.loop.forget_new_timers()
@@ -653,7 +668,7 @@ class Execution:
             if self.loop.tasks or self.loop.has_asyncgens:
                 unwind(self.loop, self._new_context(), self.run)
             self.loop.quiet = True
-            self.main = None  # its context points back here, and a circle would wait for the garbage collector
+            self.main = None  # its context refers back here, and a cycle would wait for the garbage collector
             self.loop.forget_executor()
 
 

@@ -1,4 +1,4 @@
-"""Generations of a run: how its code ends one and begins the next. See `continuing.py`."""
+"""Generations of a run: how its code ends one and begins the next. See `continue_as.py`."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from everstep.model import events as ev
 from everstep.model.carried import Carried
 from everstep.model.untrusted import members_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 
@@ -19,12 +19,12 @@ class Continue(BaseException):
     """Unwinds the code that said `continue_as`. Not an `Exception`, so that `except Exception` lets it pass."""
 
     def __init__(self, arguments: Arguments) -> None:
-        super().__init__("the run goes on with a fresh history")
+        super().__init__("the run continues with a fresh history")
         self.arguments = arguments
 
 
 class ContinueRun(EndRun):
-    """The code is done, and its run goes on with other arguments and a fresh history."""
+    """The code is done, and its run continues with other arguments and a fresh history."""
 
     __slots__ = ("arguments",)
 
@@ -43,14 +43,14 @@ class ContinueRun(EndRun):
 
 
 def continued_by(error: BaseException | None) -> Continue | None:
-    """Return the `continue_as` that ended the code, if one did; also out of an `asyncio.TaskGroup`."""
+    """Return the `continue_as` that ended the code, if one did; also from inside an `asyncio.TaskGroup`."""
     while error is not None and len(members := members_of(error)) == 1:
         error = members[0]
     return error if type(error) is Continue else None
 
 
 def take_along(execution: "Execution", carried: Carried) -> None:
-    """A new generation begins: give it what the one before had."""
+    """Give a new generation what the previous one had."""
     execution.note_lost(carried.caution, set(carried.unseen_workers))
     execution.saga.uncompensated = list(carried.uncompensated)
     execution.saga.take_along(carried.undoable)

@@ -21,7 +21,7 @@ async def on_greenlet(function: Callable[[], Any]) -> Any:
         try:
             value = await waiting
         except BaseException as error:  # noqa: BLE001  # it belongs to the code on the other stack
-            worker.parent = greenlet.getcurrent()  # code that leaves memory is unwound on a stack of its own
+            worker.parent = greenlet.getcurrent()  # code that leaves memory is unwound on a separate stack
             waiting = worker.throw(error)
         else:
             worker.parent = greenlet.getcurrent()
@@ -30,7 +30,7 @@ async def on_greenlet(function: Callable[[], Any]) -> Any:
 
 
 def frame_behind(frame: FrameType) -> FrameType:
-    """Return where plain workflow code waits, if this is the frame that waits in its place."""
+    """Return the frame where plain workflow code waits, if `frame` is the one that waits for it."""
     if frame.f_code is not on_greenlet.__code__:
         return frame
     worker: _Worker = frame.f_locals["worker"]
@@ -38,7 +38,7 @@ def frame_behind(frame: FrameType) -> FrameType:
 
 
 def in_greenlet() -> bool:
-    """Tell whether plain workflow code is running here."""
+    """Return True if plain workflow code is running here."""
     return isinstance(greenlet.getcurrent(), _Worker)
 
 

@@ -1,7 +1,7 @@
-"""Workflow bodies do not touch the outside: the guard that says so at once, and the silence of replay.
+"""Workflow bodies must not touch the outside: the guard that refuses it at once, and the silence of replay.
 
-The audit hook is best effort. It watches a thread while the loop of a run is at work on it, and looks away during
-imports and logging, which open files for good reasons.
+The audit hook is best effort. It watches a thread while a run's loop runs on it, except during imports and logging,
+which open files for good reasons.
 """
 
 import functools
@@ -34,14 +34,14 @@ _LOOP: Final = os.path.join(os.path.dirname(__file__), "loop.py")
 
 @functools.cache
 def install() -> None:
-    """Watch loops that are `is_guarded`. Audit hooks cannot be taken off again: there is one, from the first run on."""
+    """Watch loops that are `is_guarded`. Audit hooks cannot be removed: there is one, from the first run on."""
     descent.install()
     sys.addaudithook(_audit)
     _stand_in_for_missing_events()
 
 
 def _stand_in_for_missing_events() -> None:
-    """Older Pythons raise no audit event for `time.sleep` and for new threads, so these two are asked directly."""
+    """Wrap `time.sleep` and the start of threads, for which older Pythons raise no audit event."""
     if sys.version_info < (3, 13):
         time.sleep = _audited("time.sleep", time.sleep)
     if sys.version_info < (3, 12):
@@ -78,7 +78,7 @@ def _refuse(event: str) -> None:
         if filename == _LOOP:
             break
         if filename != __file__ and (culprit is None or not is_users(culprit.f_code.co_filename)):
-            culprit = frame  # further out may still be an import, or a logger that calls a handler of the user's
+            culprit = frame  # an outer frame may still be an import, or a logger that calls a handler of the user's
         frame = frame.f_back
     if culprit is None:
         return
@@ -93,7 +93,7 @@ def _refuse(event: str) -> None:
 
 
 def is_users(filename: str) -> bool:
-    """Tell whether a file is of the application, not of Python or of an installed package."""
+    """Return True if a file belongs to the application, not to Python or an installed package."""
     return "/lib/python" not in filename and "site-packages" not in filename and not filename.startswith("<frozen")
 
 
@@ -102,7 +102,7 @@ class Silence:
 
     _lock = threading.Lock()
     _depths: ClassVar[dict[int, int]] = {}
-    """The threads that are silent, and how often they have entered. The first one in puts the mutes in place."""
+    """The silent threads, and how often each has entered. The first one installs the mutes."""
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
@@ -150,11 +150,11 @@ class _ThreadMuted:
 
 
 def _muted(stream: Any) -> Any:
-    return _ThreadMuted(stream) if stream is not None else None  # a program without a console has none
+    return _ThreadMuted(stream) if stream is not None else None  # a program without a console has no stream
 
 
 def _unmuted(stream: Any) -> Any:
-    return stream._stream if isinstance(stream, _ThreadMuted) else stream  # somebody else may have put in another
+    return stream._stream if isinstance(stream, _ThreadMuted) else stream  # other code may have replaced it
 
 
 _call_handlers = logging.Logger.callHandlers

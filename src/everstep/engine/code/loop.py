@@ -1,12 +1,12 @@
 """An event loop that only moves when the history does.
 
 Workflow code runs on it as on any asyncio loop, but nothing here waits, reads a clock or does I/O: the only sources of
-progress are the events of the run's history, applied one at a time, with the loop drained in between. The same events
-in the same order so give the same tasks, in the same order, with the same winners of every race.
+progress are the events of the run's history, applied one at a time, with the loop drained in between. So the same
+events in the same order give the same tasks, in the same order, with the same winners of every race.
 
 What makes it deterministic beyond that: tasks and futures hash by the number of their creation (`asyncio.wait` and
 `TaskGroup` keep them in sets, which would otherwise iterate by memory address), names of tasks are numbered per run,
-and time stands still while code runs.
+and time does not pass while code runs.
 """
 
 import asyncio
@@ -29,32 +29,36 @@ from everstep.errors import Evicted, OutsideInWorkflow
 from everstep.model.mistakes import MOVE_INTO_A_STEP
 from everstep.model.untrusted import Stopped, ends_process, log_error, logger
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a loop that leaves memory has what unwinds it
     from everstep.engine.code.unwinding import Unwinding
 
 
 log = logger("everstep.workflow")
 
 TURNS_MAX: Final = 5_000_000
-"""So many callbacks without coming to rest is a loop that spins, such as `while True: await asyncio.sleep(0)`."""
+"""After this many callbacks without settling a loop counts as spinning, such as `while True: await
+asyncio.sleep(0)`.
+"""
 
 
 FOREVER_SECONDS: Final = 1e11
-"""A longer wait, `asyncio.sleep(math.inf)` too, is one of three thousand years: a deadline must fit into a column."""
+"""A longer wait, `asyncio.sleep(math.inf)` too, becomes one of three thousand years, because a deadline must fit
+into a column.
+"""
 
 
 _identity: Final = object.__hash__
 
 
 class SpinningWorkflow(Exception):
-    """Workflow code did not come to rest."""
+    """Workflow code did not settle."""
 
 
 class Generators:
     """Async generators that code has begun, held so that the garbage collector closes none of them.
 
-    As a block, it is told of those that are begun in it, also by tasks that are started in it. `close` then closes
-    those that were left, at a moment that is the same in every replay.
+    As a context manager, it collects those that are begun in its block, also by tasks that are started there. `close`
+    then closes the abandoned ones, at a moment that is the same in every replay.
     """
 
     def __init__(self) -> None:
@@ -70,7 +74,7 @@ class Generators:
             self._swept = len(self._begun)
 
     def still_open(self) -> list[Any]:
-        """Return those that have not come to their end, in the order in which they began."""
+        """Return those that have not ended, in the order in which they began."""
         return [one for one in self._begun if one.ag_frame is not None]
 
     def __enter__(self) -> "Generators":
@@ -81,10 +85,10 @@ class Generators:
         _BLOCK.reset(self._tokens.pop())
 
     async def close(self, of: tuple[str, ...]) -> None:
-        """Close those of some packages that no code is in, the outermost first. An error goes to the log."""
+        """Close the generators of some packages that no code is in, the outermost first. An error goes to the log."""
         loop = asyncio.get_running_loop()
         for generator in self.still_open():
-            frame = generator.ag_frame  # one that is closed may have closed others
+            frame = generator.ag_frame  # closing one may have closed others
             if frame is None or generator.ag_running or not frame.f_globals.get("__name__", "").startswith(of):
                 continue
             try:
@@ -94,7 +98,7 @@ class Generators:
 
 
 _BLOCK: "ContextVar[Generators | None]" = ContextVar("everstep_generators", default=None)
-"""The innermost block that wants to know of generators."""
+"""The innermost block that collects generators."""
 
 
 class WorkflowFuture(asyncio.Future[Any]):
@@ -114,7 +118,8 @@ class WorkflowTask(asyncio.Task[Any]):
     """A task that hashes by the number of its creation."""
 
     def __init__(self, coroutine: Any, *, loop: "WorkflowLoop", name: str | None, context: Context | None) -> None:
-        # asyncio keeps all tasks of all loops in one set. There the first tasks of many runs must not hash alike.
+        # asyncio keeps all tasks of all loops in one set. There the first tasks of many runs must not have equal
+        # hashes.
         self.number = _identity(self)
         loop.created = number = loop.created + 1
         super().__init__(coroutine, loop=loop, name=name or f"task-{number}", context=context)
@@ -125,7 +130,7 @@ class WorkflowTask(asyncio.Task[Any]):
 
 
 class Ready(msgspec.Struct, eq=False, weakref=True):
-    """A callback that is ready to run: what `asyncio.Handle` is elsewhere, with only what is needed here."""
+    """A callback that is ready to run: like `asyncio.Handle`, with only the fields that are needed here."""
 
     what: tuple[Any, ...]
     """The callback and its arguments."""
@@ -142,7 +147,7 @@ class Ready(msgspec.Struct, eq=False, weakref=True):
 
 
 class Timer(asyncio.TimerHandle):
-    """A timer of workflow code. It becomes durable if it is still pending when the code comes to rest."""
+    """A timer of workflow code. It becomes durable if it is still pending when the code has settled."""
 
     __slots__ = ("call", "deadline", "duration", "source")
 
@@ -162,38 +167,40 @@ class Timer(asyncio.TimerHandle):
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    """Return the first frame outside this file: who called the loop."""
+    """Return the first frame outside this file: the caller of the loop."""
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return frame
 
 
 class Executor(Protocol):
-    """What a call of `run_in_executor` becomes."""
+    """Receives the calls of `run_in_executor`."""
 
     def call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return the future of a call of a `def` step."""
         ...
 
     def is_outcome(self, error: BaseException) -> bool:
-        """Tell whether an error is the recorded failure of a call."""
+        """Return True if an error is the recorded failure of a call."""
         ...
 
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
-    """The loop of one run. What few runs have is made when the first comes: each list costs the garbage collector."""
+    """The loop of one run. Rarely needed lists are made at their first use, because each costs the garbage
+    collector time.
+    """
 
     new_timers: list[Timer] | tuple[()] = ()
-    """Those that were made since the last rest."""
+    """The timers that were made since the code last settled."""
     unwinding: "Unwinding | None" = None
-    """What takes its code out of memory just now."""
+    """The unwinding that takes its code out of memory, if one is in progress."""
     spun_at: Sequence[str] = ()
-    """Where the code was when it did not come to rest."""
+    """The places of the code when it did not settle."""
     _asyncgens: Generators | None = None
 
     def __init__(self, executor: Executor) -> None:
         self.created = 0
-        """How many futures and tasks there were."""
+        """The number of futures and tasks so far."""
         self.now = 0
         self.tasks: dict[int, WorkflowTask] = {}
         self.timers: dict[int, Timer] = {}
@@ -202,7 +209,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._executor = executor
         self._is_entered = False
         self.is_guarded = False
-        """Whether its code is running just now, and so must not touch the outside."""
+        """Whether its code is running, and so must not touch the outside."""
         guard.install()
 
     # -- what asyncio asks of a loop -------------------------------------------------------------------------------
@@ -238,9 +245,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return task
 
     def create_main(self, coroutine: Any, name: str | None, context: Context | None) -> WorkflowTask:
-        """Create a task whose end is looked for by whoever has it made, and who then lets it be forgotten."""
+        """Create a task that the caller must later release with `forget_task`."""
         task = WorkflowTask(coroutine, loop=self, name=name, context=context)
-        self.tasks[task.number] = task  # held strongly: asyncio itself only keeps weak references
+        self.tasks[task.number] = task  # held strongly, because asyncio itself only keeps weak references
         return task
 
     def forget_task(self, task: Any) -> None:
@@ -250,7 +257,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         return self._executor.call_in_executor(function, args)
 
-    get_debug = staticmethod(bool)  # it is asked for every future, and always says no
+    get_debug = staticmethod(bool)  # called for every future; the answer is always no
 
     def is_running(self) -> bool:
         return True
@@ -287,7 +294,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._ready.append(timer)
 
     def timers_at_rest(self) -> list[Timer]:
-        """Return the timers made since the last rest that are still pending, in the order of their creation."""
+        """Return the timers made since the code last settled that are still pending, in the order of their creation."""
         if not self.new_timers:
             return []
         pending = [timer for timer in self.new_timers if not timer.cancelled()]
@@ -295,7 +302,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return pending
 
     def forget_new_timers(self) -> None:
-        """Those that were made since the last rest are known, or not wanted any more."""
+        """Forget the timers that were made since the code last settled."""
         self.new_timers = ()
 
     def drain(self, turns_max: int = 0) -> None:
@@ -315,12 +322,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                 if not handle._cancelled:
                     try:
                         what = handle.what
-                        if len(what) == 2:  # most often a task, and the future that it waits for
+                        if len(what) == 2:  # usually a task, and the future that it waits for
                             handle._context.run(what[0], what[1])  # type: ignore[union-attr]
                         else:
                             handle._context.run(*what)  # type: ignore[union-attr]
                     except EXITS as error:
-                        if not self._executor.is_outcome(error):  # else a task has it now, as any other
+                        if not self._executor.is_outcome(error):  # otherwise a task has it now, like any other error
                             raise error if ends_process(error) else Stopped(error) from error
                     except BaseException as error:  # noqa: BLE001  # as every event loop does: tell, and go on
                         self.call_exception_handler({"message": "A callback raised", "exception": error})
@@ -329,7 +336,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                     self.spun_at = self.places()
                     raise SpinningWorkflow
         finally:
-            handle = what = None  # an error's traceback may keep this frame, and so would keep what it held last
+            handle = what = None  # an error's traceback may keep this frame alive, and with it what it held last
             self.is_guarded = False
             if not is_entered:
                 _set_running_loop(outer)
@@ -362,7 +369,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                 _step_into_task(outer, task)
 
     def hold_asyncgen(self, generator: Any) -> None:
-        """Hold a generator that begins: when the garbage collector finds one is no part of the history."""
+        """Hold a generator that begins: the moment when the garbage collector finds one is not in the history."""
         if self._asyncgens is None:
             self._asyncgens = Generators()
         self._asyncgens.hold(generator)
@@ -371,11 +378,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     @property
     def workflow_code(self) -> Any:
-        """What the code on this loop belongs to, whatever its context says: the run's execution."""
+        """The run's execution, to which the code on this loop belongs whatever its context says."""
         return self._executor
 
     def forget_executor(self) -> None:
-        """The run has left memory: what `run_in_executor` leads to would keep it alive."""
+        """Forget the executor, because it would keep a run alive that has left memory."""
         self._executor = _NOBODY
 
     @property
@@ -384,16 +391,17 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return self._asyncgens is not None
 
     def take_asyncgens(self) -> list[Any]:
-        """Return the generators that are still open, and hold them no longer."""
+        """Return the generators that are still open, and stop holding them."""
         taken, self._asyncgens = self._asyncgens, None
         return taken.still_open() if taken is not None else []
 
 
 class _AsyncgenHooks:
-    """The hooks of a thread that runs workflow code: its loop holds its generators, all others go where they went.
+    """The hooks of a thread that runs workflow code: its loop holds its generators, all others go to the previous
+    hooks.
 
-    They stay in place when the code rests, for whoever sets hooks (a loop that begins or ends) sets both; changing
-    them twice for each event would cost more than most events do.
+    They stay installed when the code settles, because code that sets hooks (a loop that begins or ends) sets both;
+    changing them twice for each event would cost more than most events do.
     """
 
     __slots__ = ("_finalizer", "_firstiter")
@@ -417,7 +425,9 @@ class _AsyncgenHooks:
             self._firstiter(generator)
 
     def finalize(self, generator: Any) -> None:
-        """A generator is dropped unfinished. No workflow code began it: those are held, and closed by `unwind`."""
+        """Pass on a generator that is dropped unfinished. No workflow code began it: those are held, and closed by
+        `unwind`.
+        """
         if self._finalizer is not None:
             self._finalizer(generator)
 
@@ -426,7 +436,7 @@ if sys.version_info >= (3, 14):
     ONE_TASK_PER_THREAD = True
 
     def _step_out_of_task(outer: asyncio.AbstractEventLoop | None) -> Any:
-        """CPython 3.14 keeps one current task per thread, so the outer one steps aside while workflow code runs."""
+        """CPython 3.14 keeps one current task per thread, so the outer one is removed while workflow code runs."""
         return asyncio.tasks._swap_current_task(outer, None) if outer is not None else None  # type: ignore[attr-defined]
 
     def _step_into_task(outer: asyncio.AbstractEventLoop | None, task: Any) -> None:
@@ -444,19 +454,19 @@ else:
 
 
 class _Nobody:
-    """In the place of a run that has left memory."""
+    """Replaces the executor of a run that has left memory."""
 
     place: ClassVar[str] = "workflow"
     wants_places = False
 
     def call_in_executor(self, *_: Any) -> Any:
-        """Raise `Evicted`, as all that such code asks for does."""
+        """Raise `Evicted`, as every request of such code does."""
         raise Evicted
 
     call_step = call_workflow = take_charge = call_in_executor
 
     def is_outcome(self, error: BaseException) -> bool:
-        """No call is left."""
+        """Return False, because no call is left."""
         return False
 
 

@@ -1,14 +1,14 @@
-"""What recovery starts from: a run's newest valid checkpoint with the events that go with it, or its whole history.
+"""What recovery starts from: a run's newest valid checkpoint with its events, or its whole history.
 
-With a checkpoint, the events up to the first one are read, for the code is replayed up to there, and those from the
-newest on; what lies between is not. The chain of digests of the newer part begins with the digest that the checkpoint
-has, and its own event, which is in that chain, has the digest of the checkpoint: so each confirms the other.
+With a checkpoint, the events up to the first one are read, because the code is replayed up to there, and those from the
+newest on; the events in between are not. The chain of digests of the newer part begins with the digest in the
+checkpoint, and its own event, which is in that chain, has the digest of the checkpoint: so each confirms the other.
 
 A checkpoint after a completed step with a compensation (`compensate=`) is not used: only the code that called a step
-knows what undoes it.
+knows how to compensate it.
 
-A checkpoint that is damaged, or missing, is passed over for the next older one; if there is none, the whole history is
-replayed. None is ever used in part.
+If a checkpoint is damaged or missing, the next older one is used; if there is none, the whole history is replayed. None
+is ever used in part.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -51,7 +51,7 @@ class DamagedCheckpoint(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What a run's code is replayed against."""
+    """The events and the checkpoint against which a run's code is replayed."""
 
     events: list[Recorded]
     checkpoint: "Checkpoint | None"
@@ -61,7 +61,9 @@ class Past(NamedTuple):
 
 
 class _Unfit(Exception):
-    """A checkpoint cannot be used. The reason, or nothing if it is not damaged: a retry voided it, for instance."""
+    """A checkpoint cannot be used. The message is the reason; it is empty if the checkpoint is not damaged but, for
+    instance, voided by a retry.
+    """
 
 
 def verify_whole(store: Store, run: str) -> list[Recorded]:
@@ -71,7 +73,7 @@ def verify_whole(store: Store, run: str) -> list[Recorded]:
 
 def _verify_what_is_beside(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
 
-    if not getattr(history, "left_out", 0):  # then its checkpoints were left out as well
+    if not getattr(history, "left_out", 0):  # otherwise its checkpoints were left out as well
         verify_checkpoints(store, row, history)
     verify_streams(store, row, history)
 
@@ -83,7 +85,7 @@ def verify_checkpoints(store: Store, row: RunRow, history: Sequence[Recorded]) -
 
 
 def load_past(store: Store, row: RunRow, whole: Sequence[EventRow] = ()) -> Past:
-    """Return what a run's code is to be replayed against, verified; raise `Damaged` if nothing is sound enough.
+    """Return what to replay a run's code against, verified; raise `Damaged` if nothing is sound enough.
 
     whole: the history, if it was read already.
     """
@@ -129,7 +131,7 @@ def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> "tuple[list[R
     """Return the events that go with a checkpoint. Raises `_Unfit` if it, and `Damaged` if they cannot be used."""
     checkpoint = _opened(found, row)
     if checkpoint.part.is_undoable:
-        raise _Unfit  # what undoes a step is known only to the code that called it
+        raise _Unfit  # only the code that called a step knows its compensation
     first = checkpoint.part.first
     newer = store.events(row.id, row.generation, found.seq)
     if not _confirms(newer, found):
@@ -154,7 +156,7 @@ def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> "tuple[list[R
 
 
 def _compare_published(row: RunRow, checkpoint: "Checkpoint", tail: Sequence[Recorded]) -> None:
-    """Compare what the row says that was published. What a retry made void may still stand there: the rest tells."""
+    """Compare the published values in the row. It may still have values that a retry made void: the rest decides."""
     kept = {name: ValuePublished(0, name, value) for name, value in checkpoint.part.published.items()}
     try:
         compare_published(row, published_by(tail, kept), tail[-1].seq)
@@ -175,7 +177,7 @@ def _compare_budget(row: RunRow, checkpoint: "Checkpoint", tail: Sequence[Record
 
 
 def _opened(found: CheckpointRow, row: RunRow) -> "Checkpoint":
-    """Return what a checkpoint holds, once it is sure that nothing of it is damaged."""
+    """Return the content of a checkpoint, after it was verified."""
     if found.complete != 1:
         raise _Unfit("it is not marked as complete")
     place = (row.id, row.generation, found.seq)
@@ -189,7 +191,7 @@ def _opened(found: CheckpointRow, row: RunRow) -> "Checkpoint":
 
 
 def _confirms(newer: Sequence[EventRow], found: CheckpointRow) -> bool:
-    """Tell whether the event of a checkpoint is there and speaks of just this one."""
+    """Return True if the event of a checkpoint exists and names exactly this one."""
     if not newer or (newer[0].seq, newer[0].kind) != (found.seq, "checkpoint_taken"):
         return False
     try:
@@ -201,10 +203,11 @@ def _confirms(newer: Sequence[EventRow], found: CheckpointRow) -> bool:
 def _all_damaged(
     events: Sequence[Recorded], kinds: Set[str], used: int, seen: dict[int, DamagedCheckpoint | None]
 ) -> list[DamagedCheckpoint]:
-    """Return the damaged checkpoints that were seen, and those newer than the one used that should be there.
+    """Return the damaged checkpoints that were seen, and the missing ones that are newer than the one used.
 
-    The newest few are always kept, so one of them that is not there is missing: unless it was noted before, or a retry
-    voided it, or it was taken before a repair, which may have archived the newer ones that it had to make room for.
+    The newest few are always kept, so one of them that does not exist is missing: unless that was noted before, or a
+    retry voided it, or it was taken before a repair, which may have archived the newer ones that it had to make room
+    for.
     """
     damaged = [one for one in seen.values() if one is not None]
     if "checkpoint_taken" not in kinds:

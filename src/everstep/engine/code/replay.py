@@ -1,4 +1,4 @@
-"""Verified replay: the code is run against its history, with no effects, and every command must match.
+"""Verified replay: the code runs against its history, without effects, and every command must match.
 
 Kind, callee, arguments' digest, order, durations, names and types of signals, child workflows and results are compared.
 A difference is found before anything new is done; the caller then holds the run.
@@ -13,23 +13,16 @@ import msgspec
 
 from everstep.engine.code.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.code.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
-from everstep.engine.code.execution import OUTCOMES, Execution
+from everstep.engine.code.execution import OUTCOMES, Execution, Followed
 from everstep.engine.code.guard import Silence
 from everstep.engine.code.loop import SpinningWorkflow
 from everstep.engine.code.step_state import DOUBT, FALLBACK, KEY, ROOM, SLOT, StepState
 from everstep.engine.code.witnesses import note_judgement
-from everstep.engine.history.describe import (
-    COMMANDS,
-    FIRST,
-    asks_for_something,
-    finished_calls,
-    recorded_text,
-    stands_for,
-)
+from everstep.engine.history.calls import Calls
+from everstep.engine.history.describe import COMMANDS, FIRST, asks_for_something, recorded_text, stands_for
 from everstep.engine.history.kept import Kept, kept_by
 from everstep.engine.history.verify import Recorded, kinds_of, published_before
 from everstep.errors import Misuse, NotDecodable
-from everstep.model import events as ev
 from everstep.model.contracts import UNSEEN
 from everstep.model.events import ENDS
 from everstep.model.exchange_events import APPROVAL
@@ -45,7 +38,7 @@ LOOKED_FOR: Final = frozenset(
 """Events that say something about earlier ones, or that the code is told before it comes there."""
 
 COMPARED: Final = frozenset({"approval_asked", "request_answered", "run_completed"})
-"""Events whose value is compared with what the code says now, also if it is large and stands beside its event."""
+"""Events whose value is compared with the code's, even if it is large and stored outside its event."""
 
 
 class Replayed(msgspec.Struct):
@@ -54,7 +47,7 @@ class Replayed(msgspec.Struct):
     execution: Any
     differences: list[Difference]
     fresh: list[Command]
-    """What the code asks for beyond the end of the history."""
+    """The commands of the code beyond the end of the history."""
     attempts: dict[int, StepState]
     published: dict[str, msgspec.Raw]
     cancel_at: int = 0
@@ -62,7 +55,7 @@ class Replayed(msgspec.Struct):
     retried: bool = False
     """Whether the run was ever retried."""
     spins: bool = False
-    """Whether the code did not come to rest."""
+    """Whether the code did not settle."""
     accepted: dict[int, str] = {}
     """The differences that a person has accepted."""
     first_checkpoint: int = 0
@@ -70,27 +63,19 @@ class Replayed(msgspec.Struct):
 
 
 def first_run(execution: Execution, started: Recorded) -> Replayed:
-    """Run the code of a new run to its first rest: there is nothing to compare it with yet."""
+    """Run the code of a new run until it first settles: there is nothing to compare it with yet."""
     try:
         execution.begin(started.body, started.at)
         return Replayed(execution, [], execution.take_commands(), {}, published_before(started))
     except SpinningWorkflow:
         return Replayed(execution, [], [], {}, {}, spins=True)
-    except BaseException:  # it was stopped: the code must not come to life again when it is dropped
+    except BaseException:  # it was stopped: the code must not run again when it is dropped
         execution.evict()
         raise
 
 
-class Followed:
-    """The recorded definition of a run's graph, and its recorded moves by the visits that they came after."""
-
-    def __init__(self, started: ev.GraphStarted) -> None:
-        self.started = started
-        self.moves: dict[str, ev.GraphMoved] = {}
-
-
 def followed_by(history: Sequence[Recorded], void: Set[int]) -> Followed | None:
-    """Return what a history says of its graph, without what no longer counts; None if it has none."""
+    """Return what a history says of its graph, without voided events; None if it has none."""
     found: Followed | None = None
     for seq, kind, _, _, body in history:
         if kind == "graph_started":
@@ -106,25 +91,27 @@ def is_rejection(event: Recorded) -> bool:
 
 
 def follow_id(execution: Execution, asked: Any, id: str) -> None:
-    """Let an approval have its recorded id: an older release made another one of equal arguments."""
+    """Give an approval its recorded id, because an older release derived another one from equal arguments."""
     asked.id = id
     execution.receiving.follow(asked, APPROVAL + id)
 
 
 def branches_of(copied: Sequence["Recorded"], forks: Mapping[int, str]) -> dict[int, tuple[int, str]]:
-    """Return from which events on the keys are others because the run is a fork: number of the branch and entropy."""
+    """Return the events after which keys differ because the run is a fork: number of the branch and entropy."""
     retried = [one.seq for one in copied if one.kind == "run_retried"]
     return {seq: (sum(one <= seq for one in retried), entropy) for seq, entropy in forks.items() if seq > 1}
 
 
 def begin_with_copies(execution: "Execution", copied: Iterable["Recorded"]) -> None:
-    """What is copied is not this run's to undo, and its children have ids that the other run gave them."""
+    """Mark copied steps as not to be compensated by this run, and note the children's ids, which the other run gave
+    them.
+    """
     execution.saga.is_copied = True
     execution.copy_children({one.body.call: one.body.run for one in copied if one.kind == "child_started"})
 
 
 def refuse_copied(run: str, started: Any, voids: int) -> None:
-    """Raise `Misuse` if what a retry would do again is another run's: it has that run's keys."""
+    """Raise `Misuse` if a retry would repeat what belongs to another run, because it has that run's keys."""
     if voids <= copied_events(started) and voids > 1:
         raise Misuse(
             f"What failed in {run} was copied from {started.forked.run} (event {voids}), and is that run's to retry. "
@@ -133,13 +120,13 @@ def refuse_copied(run: str, started: Any, voids: int) -> None:
 
 
 def end_of_copies(execution: "Execution") -> None:
-    """What comes from here on is this run's own."""
+    """From here on the events belong to this run."""
     execution.saga.is_copied = False
     execution.copy_children({})
 
 
 def fork_off(execution: "Execution", queue: Iterable[Command], entropy: str) -> None:
-    """From here on the run is a fork: whatever is not begun yet has keys of its own, and draws other numbers."""
+    """From here on the run is a fork: commands that have not begun get keys of the fork, and random numbers differ."""
     execution.forget_random()
     for command in queue:
         if isinstance(command, StepCall):
@@ -149,7 +136,7 @@ def fork_off(execution: "Execution", queue: Iterable[Command], entropy: str) -> 
 class Replay:
     """One replay of one history.
 
-    With a checkpoint, the history lacks what lies between the event of the first checkpoint and that of this one.
+    With a checkpoint, the history lacks the events between the first checkpoint and this one.
     """
 
     def __init__(
@@ -162,7 +149,7 @@ class Replay:
         self._left_out = max(0, checkpoint.seq - checkpoint.part.first - 1) if checkpoint is not None else 0
         self._first_checkpoint = checkpoint.part.first if checkpoint is not None else 0
         self._retried = 0
-        """How often the run was retried, as far as the look ahead has come."""
+        """The number of retries so far in the look ahead."""
         self.execution = execution
         self.differences: list[Difference] = []
         self.attempts: dict[int, StepState] = {}
@@ -172,7 +159,7 @@ class Replay:
         self._accepted: dict[int, str] = {}
         self._void: set[int] = set()
         self._kept: set[int] = set()
-        """Outcomes that arrived between a failure and its retry. What follows from them is recorded after the retry."""
+        """Outcomes that arrived between a failure and its retry. Their consequences are recorded after the retry."""
         self._branches: dict[int, tuple[int, str]] = {}
         self._reopened: dict[int, set[int]] = {}
         self._position = 0
@@ -185,7 +172,7 @@ class Replay:
             begin_with_copies(execution, (one for one in history[: self._copied] if one.seq not in self._void))
 
     def go(self, *, quiet: bool = False) -> Replayed:
-        """Replay everything and return the execution at its last rest, with whatever differs."""
+        """Replay everything and return the settled execution, with the differences."""
         last_silent = len(self.history) if quiet else self._count_silent()
         self.execution.set_replaying(len(self.history) > 1)
         try:
@@ -247,18 +234,18 @@ class Replay:
         self.execution.note_ahead(checkpoints, followed_by(self.history, self._void))
 
     def _place(self, seq: int) -> int:
-        """Return where an event stands in the history that is here."""
+        """Return the position of an event in the history that was read."""
         return seq - 1 if seq <= self._first_checkpoint else seq - 1 - self._left_out
 
     def _void_before(self, retried: Recorded) -> None:
-        """What the code did between a failure and its retry no longer counts; what arrived from outside still does.
+        """Void what the code did between a failure and its retry; what arrived from outside still counts.
 
-        Steps that were open and failed meanwhile are open again as well: who retries a run means all that failed.
+        Steps that were open and failed meanwhile are open again as well: a retry is about everything that failed.
         """
         begun_after: set[int] = set()
         reopened = self._reopened[retried.seq] = {retried.body.call}
         self._retried += 1
-        # An earlier retry within what this one voids began a branch that no longer counts, nor do its keys.
+        # An earlier retry within the voided events began a branch that no longer counts, nor do its keys.
         self._branches = {
             seq: one for seq, one in self._branches.items() if seq < retried.body.voids or seq >= retried.seq
         }
@@ -279,10 +266,10 @@ class Replay:
                 self._kept.add(event.seq)
 
     def _count_silent(self) -> int:
-        """Return how many events were surely followed by the code's own output already.
+        """Return how many events were certainly followed by the code's own output already.
 
-        Output of the code after the newest outcome was seen if the commands that followed are recorded; otherwise the
-        process may have died before, and the code speaks again.
+        The output of the code after the newest outcome was seen if the commands that followed are recorded; otherwise
+        the process may have died before, and the code prints again.
         """
         for event in reversed(self.history):
             if event.kind in OUTCOMES or event.kind == "run_started":
@@ -293,7 +280,7 @@ class Replay:
         return len(self.history)
 
     def _count_answered(self) -> int:
-        """Return how many events come before the newest outcome: what the code asked for until then is recorded."""
+        """Return how many events precede the newest outcome: the code's commands until then are recorded."""
         for place in range(len(self.history) - 1, 0, -1):
             event = self.history[place]
             if event.kind in OUTCOMES and not event.body.early:
@@ -306,7 +293,7 @@ class Replay:
         return bool(self.differences) and not self.differences[-1].acceptable
 
     def _take_until(self, end: int) -> None:
-        """Take events, up to a place in the history or to where code and history have parted."""
+        """Apply events, up to a position in the history or to the first difference."""
         history, differences, attempts = self.history, self.differences, self.attempts
         is_straight = not (self._void or self._branches or self._copied or self._is_in_flight)
         is_straight = is_straight and self.execution.books is None
@@ -339,7 +326,7 @@ class Replay:
         self._position = end
 
     def _passes_over(self, event: Recorded) -> bool:
-        """Take note of what an event means beside what it says; tell whether the code does not hear of it."""
+        """Note what an event implies; return True if the code does not see it."""
         execution, seq = self.execution, event.seq
         if self._is_in_flight and self._flies_over(event):
             return True
@@ -368,7 +355,7 @@ class Replay:
             self._begin_compensation(event)
         elif event.kind == "call_withheld":
             self._withhold(event)
-        elif event.kind not in ("attempt_charged", "stream_noted"):  # they are for the books, and for readers
+        elif event.kind not in ("attempt_charged", "stream_noted"):  # they are for the accounts, and for readers
             self._note(event)
 
     def _apply(self, event: Recorded) -> None:
@@ -397,14 +384,16 @@ class Replay:
             self._queue.extend(self.execution.take_commands())
 
     def _drop_overtaken_end(self) -> None:
-        """A cancel may arrive when the code has finished but its end is not recorded: the end is then the cancel's."""
+        """Drop an end if a cancel arrived after the code had finished and before its end was recorded: the cancel
+        takes effect.
+        """
         if self.execution.saga.begun:
-            return  # unless what the code did is being undone: that is not cut off, and its end stands
+            return  # unless the run is being compensated: that is not cut off, and its end counts
         if any(isinstance(command, EndRun) for command in self._queue):
             self._queue = deque(command for command in self._queue if not isinstance(command, EndRun))
 
     def _drop_unbegun(self) -> None:
-        """The code is let go: what it asked for last, and nobody has begun, was never asked for."""
+        """Drop the code's last commands that have not begun, because the code is gone."""
         for command in self._queue:
             if isinstance(command, StepCall):
                 self.execution.steps.pop(command.call, None)
@@ -413,7 +402,9 @@ class Replay:
         self._queue.clear()
 
     def _begin_compensation(self, event: Recorded) -> None:
-        """Compensation follows from the code's failure, and is compared with it; or the code was not waited for."""
+        """Begin compensation, which follows from the code's failure and is compared with it, unless the code was
+        not waited for.
+        """
         if not event.body.forced:
             self._match(event)
         if self._is_broken:
@@ -426,12 +417,12 @@ class Replay:
 
     def _match_command(self, event: Recorded) -> None:
         if event.kind == "child_started" and event.body.withheld:
-            self.attempts.pop(event.body.call, None)  # what the code asked for was matched when it had to wait
+            self.attempts.pop(event.body.call, None)  # the command was matched when it had to wait
         else:
             self._match(event)
 
     def _withhold(self, event: Recorded) -> None:
-        """The budget, or a named limit, had no room for a call: it waits, or its fallback takes its place."""
+        """Note that the budget, or a named limit, had no room for a call: it waits, or its fallback takes its place."""
         body = event.body
         if not body.again:
             self._match(event)
@@ -451,11 +442,11 @@ class Replay:
             self._add(event, "callee", recorded_text(event), command)
             return
         what, acceptable = command.compare(event.body)
-        if what and event.kind in COMPARED and event.body.ref:  # perhaps only the order of its keys is another
+        if what and event.kind in COMPARED and event.body.ref:  # perhaps only the order of its keys differs
             whole = msgspec.Raw(self.execution.lookup(event.body.ref))
             what, acceptable = command.compare(msgspec.structs.replace(event.body, value=whole, ref=""))
         is_begun = acceptable and isinstance(command, StepCall | ChildCall)
-        if is_begun and event.body.call not in finished_calls(self.history, self._void):
+        if is_begun and event.body.call not in Calls(self.history).finished():
             self._add(event, what, recorded_text(event), command, unfinished=event.step)
         elif what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
             self._add(event, what, recorded_text(event), command, acceptable=acceptable)
@@ -474,10 +465,10 @@ class Replay:
 
     # -- jumping to a checkpoint -----------------------------------------------------------------------------------
     def _flies_over(self, event: Recorded) -> bool:
-        """Tell whether an event lies between the jump and the checkpoint, or is the checkpoint's own.
+        """Return True if an event is between the jump and the checkpoint, or the checkpoint's own.
 
-        What the code asked for before the jump is compared; nothing else that happened until the checkpoint matters,
-        for all of it is in the checkpoint.
+        The code's commands before the jump are compared; nothing else that happened until the checkpoint matters,
+        because all of it is in the checkpoint.
         """
         checkpoints, newest = self.execution.checkpoints, self._checkpoint
         assert checkpoints is not None
@@ -500,7 +491,9 @@ class Replay:
         return True
 
     def _keep_arguments(self, call: StepCall, recorded: Any) -> None:
-        """Other arguments were accepted: the effect, its key and its undoing are still those of the recorded ones."""
+        """Keep the recorded arguments when a person accepted others: the effect, its key and its compensation are
+        still those.
+        """
         payload = self.execution.payload(recorded.whole, recorded.ref)
         if payload:
             call.arguments = self.execution.codec.kept_arguments(call.target.signature, payload, call.arguments)
@@ -554,7 +547,7 @@ class Replay:
                 one.asked = False
 
     def _note_resolution(self, attempts: StepState, resolution: str, at: int) -> None:
-        """What a person decided about one step: fresh attempts, another one, or another round of questions."""
+        """Apply a person's decision about one step: fresh attempts, another one, or another round of questions."""
         if resolution == "retry":
             attempts.failures, attempts.due, attempts.by_person = 0, at, True
         elif resolution == "not-done":
@@ -567,14 +560,14 @@ class Replay:
                 attempts.because = ""
 
     def _accept_what_is_lost(self, at: int) -> None:
-        """A person has looked after all that is lost: what is in doubt only because of that is done, and no more is."""
+        """Note that a person has checked everything that is lost: steps in doubt only because of that are done."""
         self.execution.accept_lost()
         for attempts in self.attempts.values():
             if attempts.due == DOUBT and attempts.because in UNSEEN:
                 attempts.due, attempts.by_person = at, True
 
     def _retry(self, event: Recorded) -> None:
-        """A person's retry: what failed is open again, with all its attempts."""
+        """Apply a person's retry: what failed is open again, with all its attempts."""
         self.execution.set_ended(False)
         if event.body.crossed or self.execution.kept is not None:
             voids = event.body.voids

@@ -1,4 +1,4 @@
-"""Requests on their way to workflow code: what was asked and is not taken yet, who waits for one, and the answers."""
+"""Requests for workflow code: those that have arrived and are not taken yet, the waiting calls, and the answers."""
 
 import sys
 from collections import deque
@@ -15,7 +15,7 @@ from everstep.errors import Misuse, NotDecodable, RequestRefused
 from everstep.model import events as ev
 from everstep.model.digests import digest_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 
@@ -92,7 +92,7 @@ class AnswerRequest(Command):
 
     @property
     def field(self) -> str:
-        """The part of the event's body that its payload stands in."""
+        """The field of the event's body that has its payload."""
         return "error" if self.refused else "value"
 
     def text(self) -> str:
@@ -104,16 +104,16 @@ class AnswerRequest(Command):
     def compare(self, recorded: ev.RequestAnswered) -> tuple[str, bool]:
         if (recorded.number, recorded.refused) != (self.number, self.refused):
             return "request", False
-        if self.refused:  # an error has lines of the code in it, which may move
+        if self.refused:  # an error contains lines of the code, which may move
             return "", False
         same = self.digest() == recorded.ref if recorded.ref else is_same(recorded.value, self.payload)
         return ("", False) if same else ("answer", True)
 
 
 class Requests:
-    """The requests of one run, the first to the first that waits.
+    """The requests of one run. The first request goes to the first waiting call.
 
-    It is handed its execution, and does not hold it: a circle would wait for the garbage collector.
+    Its methods get the execution as an argument, because a cycle of references would wait for the garbage collector.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Requests:
         return any(self._waiting.values())
 
     def arrived(self, execution: "Execution", name: str, asked: Asked) -> None:
-        """Take a request, and hand it over if somebody waits for it."""
+        """Add a request, and pass it on if a call waits for it."""
         self._arrived.setdefault(name, deque()).append(asked)
         self._hand_over(execution, name)
 
@@ -143,7 +143,7 @@ class Requests:
         return future
 
     def _hand_over(self, execution: "Execution", name: str) -> None:
-        """Hand requests to the code, the first to the first that waits. One of another type never reaches it."""
+        """Pass requests to waiting calls, the first to the first. One of another type never reaches the code."""
         arrived, waiting = self._arrived.get(name), self._waiting.get(name)
         while arrived and waiting:
             command = waiting[0]
@@ -171,7 +171,7 @@ class Requests:
         return [name for name, waiting in self._waiting.items() if any(not one.future.done() for one in waiting)]
 
     def untaken(self) -> list[tuple[str, int, str, msgspec.Raw]]:
-        """Return what has arrived and the code has not taken: names, numbers, ids and values."""
+        """Return the requests that the code has not taken: names, numbers, ids and values."""
         return [
             (name, asked.number, asked.id, msgspec.Raw(asked.payload))
             for name, arrived in self._arrived.items()
@@ -179,7 +179,7 @@ class Requests:
         ]
 
     def restore(self, requests: Iterable[tuple[str, int, str, msgspec.Raw]]) -> None:
-        """Let just this have arrived, and let nobody wait."""
+        """Replace the pending requests with these and drop all waiting calls."""
         self._waiting.clear()
         self._arrived.clear()
         self.taken.clear()
@@ -187,7 +187,7 @@ class Requests:
             self._arrived.setdefault(name, deque()).append(Asked(number, id, bytes(payload)))
 
     def forget_stale(self) -> None:
-        """Drop what the code no longer waits for, so that a run at rest knows what it waits for."""
+        """Drop calls that the code no longer waits for, so that a settled run knows what it waits for."""
         for name in [name for name, waiting in self._waiting.items() if all(one.future.done() for one in waiting)]:
             del self._waiting[name]
 

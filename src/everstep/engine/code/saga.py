@@ -1,8 +1,8 @@
-"""The saga of one run: which of its steps can be undone, and, once it has failed or is rolled back, their undoing.
+"""The saga of one run: which of its steps can be compensated, and, once it has failed or is rolled back, how far it is.
 
-Pure, like the execution that it is a part of: what happens follows from the history alone. Steps are noted in the order
-of the log in which they completed. `compensation_started` names those to be undone, the last one first; each
-compensation is a step of the run, and the next is asked for when the one before it has an outcome. Then comes the end.
+Pure, like the execution that it belongs to: what happens follows from the history alone. Steps are noted in the order
+of the log in which they completed. `compensation_started` names those to be compensated, the last one first; each
+compensation is a step of the run, and the next is asked for when the previous one has an outcome. Then comes the end.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from everstep.model import events as ev
 from everstep.model.carried import CarriedStep
 from everstep.model.digests import compensation_entropy
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: an execution has this, and hands itself to it with each call
     from everstep.engine.code.execution import Execution
 
 
 NAMED_MAX: Final = 20
-"""So many of the steps that nothing undoes are remembered by a checkpoint, for whoever wants a rollback."""
+"""The number of steps without a compensation that a checkpoint remembers by name, for a later rollback."""
 
 
 class Compensable(msgspec.Struct):
-    """A completed step that has a compensation: what that needs to know of it."""
+    """A completed step that has a compensation, with what the compensation needs."""
 
     call: int
     step: str
@@ -40,18 +40,18 @@ class Compensable(msgspec.Struct):
     key: str = ""
     """Its own key (`key=`), if it has one."""
     secret: bool = False
-    """What it was given and returned is never shown: not as arguments of its compensation either."""
+    """Whether its arguments and outcome are never shown, not even as arguments of its compensation."""
     carried: CarriedStep | None = None
-    """With one of an older generation: what is known of it."""
+    """For a step of an older generation: what is known of it."""
 
     @property
     def title(self) -> str:
-        """Its name, as persons are told of it."""
+        """Its name, as people see it."""
         return self.step if self.carried is None else self.carried.title
 
 
 class Saga:
-    """What is known of the effects of one run, and how far their undoing is."""
+    """What is known of the effects of one run, and how far their compensation is."""
 
     __slots__ = (
         "begun",
@@ -70,33 +70,35 @@ class Saga:
         self.completed: dict[int, Compensable] = {}
         """The completed steps with a compensation that has not completed, in the order of the log."""
         self.uncompensated: list[str] = []
-        """The completed steps that must not happen twice and that nothing undoes."""
+        """The completed steps that must not happen twice and have no compensation."""
         self.is_copied = False
-        """Whether what happens just now was copied from another run."""
+        """Whether the events that are being applied were copied from another run."""
         self.is_wanted = False
         """Whether the code has failed and asked for compensation."""
         self.begun = False
         """Whether compensation has begun. Then the code is gone."""
         self.todo: list[int] = []
-        """The calls that are still to be undone, in order; the first is under way."""
+        """The calls that are still to be compensated, in order; the first is in progress."""
         self.undone: list[str] = []
         self.skipped: list[str] = []
         self.end: EndRun | None = None
-        """How the run ends when all of this is over."""
+        """The end of the run after all of this."""
         self.names: dict[int, str] = {}
-        """The names of the compensations by what they undo. Their keys hang on them, also if they begin once more."""
+        """The names of the compensations by the calls that they undo. Their keys derive from them, also if they
+        begin again.
+        """
 
     # -- what the history says -------------------------------------------------------------------------------------
     def settled(self, execution: "Execution", call: StepCall, body: ev.StepCompleted | ev.StepShared) -> None:
-        """A step that is accounted for has completed."""
+        """Note that an effect has completed."""
         if self.is_copied:
-            pass  # its effect is that of the run which this one was forked from
+            pass  # its effect belongs to the run from which this one was forked
         elif isinstance(body, ev.StepShared):
-            pass  # its effect is that of another step, which alone may undo it
+            pass  # its effect belongs to another step, which alone may compensate it
         elif call.compensates:
             self._compensated(execution, call, body)
         elif body.skipped or body.fallback:
-            pass  # its effect did not happen: there is nothing to undo
+            pass  # its effect did not happen: there is nothing to compensate
         elif call.target.compensate is not None:
             kept = Compensable(call.call, call.step, call.target, call.arguments, body.value, body.ref)
             kept.key, kept.secret = call.own_key, call.is_secret or body.secret
@@ -105,9 +107,9 @@ class Saga:
             self.uncompensated.append(call.step)
 
     def remembered(self) -> list[str]:
-        """Return what a checkpoint keeps of the steps that nothing undoes: some of their names.
+        """Return what a checkpoint keeps of the steps without a compensation: some of their names.
 
-        Those with a compensation are not kept: a checkpoint after one of them is not gone on from.
+        Those with a compensation are not kept, because recovery does not use a checkpoint after one of them.
         """
         return self.uncompensated[:NAMED_MAX]
 
@@ -116,7 +118,7 @@ class Saga:
         return list(reversed(self.completed))
 
     def instead_of(self, end: EndRun, execution: "Execution") -> EndRun | BeginCompensation:
-        """Return what follows the code's end: itself, or the beginning of a compensation that comes before it."""
+        """Return what follows the code's end: the end itself, or a compensation that comes before it."""
         if end.kind != "run_failed" or not self.completed:
             return end
         self.is_wanted = True
@@ -124,7 +126,7 @@ class Saga:
 
     # -- undoing ---------------------------------------------------------------------------------------------------
     def begin(self, execution: "Execution", body: ev.CompensationStarted) -> None:
-        """Ask for the first compensation. The recorded order counts."""
+        """Ask for the first compensation, in the recorded order."""
         self.begun = True
         self.todo = list(body.steps)
         if body.because == "rollback":
@@ -149,7 +151,7 @@ class Saga:
             outcome = execution.codec.decode(execution.payload(done.value, done.ref), target.signature.result)
             try:
                 arguments = execution.codec.encode_arguments(undoing.signature, (outcome, *args), kwargs, undoing.name)
-            except NotEncodable:  # it need not say again what the step has said
+            except NotEncodable:  # the step's own error has said the same
                 undoing = knowing(undoing, target)
                 arguments = execution.codec.encode_arguments(undoing.signature, (outcome, *args), kwargs, undoing.name)
         except (NotEncodable, TypeError) as error:
@@ -164,7 +166,7 @@ class Saga:
 
     @staticmethod
     def _as_called(execution: "Execution", done: Compensable) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Return a step that is to be undone, and what it was called with. One of an older generation is looked up."""
+        """Return a step to compensate, and its arguments. One of an older generation is looked up by name."""
         carried = done.carried
         if carried is None:
             return done.target, done.arguments.args, done.arguments.kwargs
@@ -178,7 +180,7 @@ class Saga:
         return target, *execution.codec.decode_arguments(target.signature, whole)
 
     def _name(self, done: Compensable, name: str) -> str:
-        """Return the name of a compensation in the history: numbered like the step that it undoes, if that is free."""
+        """Return the name of a compensation in the history: numbered like its step, if that number is free."""
         if done.call not in self.names:
             visit = int(done.step.partition("#")[2] or 1)
             while (numbered := name if visit == 1 else f"{name}#{visit}") in self.names.values():
@@ -193,7 +195,7 @@ class Saga:
         self._ask_for_next(execution)
 
     def _end(self, execution: "Execution") -> EndRun:
-        """Return the end of the run; a failure says what was undone."""
+        """Return the end of the run; a failure says what was compensated."""
         assert self.end is not None
         if self.end.kind == "run_failed":
             notes = [f"Compensated: {', '.join(self.undone)}."] if self.undone else []
@@ -203,24 +205,24 @@ class Saga:
         return self.end
 
     def remaining(self) -> list[str]:
-        """Return the names of the steps that are not undone yet, the next one first."""
+        """Return the names of the steps that are not compensated yet, the next one first."""
         return [self.completed[call].title for call in self.todo if call in self.completed]
 
     # -- generations -----------------------------------------------------------------------------------------------
     @property
     def needs_its_code(self) -> bool:
-        """Whether a step of this generation can be undone, which only the code that called it knows how to do."""
+        """Whether a step of this generation can be compensated, for which its code is needed."""
         return any(done.carried is None for done in self.completed.values())
 
     def take_along(self, steps: "list[CarriedStep]") -> None:
-        """A new generation begins: these steps of older ones can be undone."""
+        """Note the steps of older generations that can be compensated, as a new generation begins."""
         for one in steps:
             kept = Compensable(one.call, one.step, None, _NO_ARGUMENTS, one.value, one.ref)
             kept.key, kept.secret, kept.carried = one.key, one.secret, one
             self.completed[one.call] = kept
 
     def carried(self, execution: "Execution", pack: "Callable[[bytes], tuple[msgspec.Raw, str]]") -> list[CarriedStep]:
-        """Return what the next generation needs to know to undo what this one and those before it did."""
+        """Return what the next generation needs to compensate the steps of this one and of those before it."""
         steps = [done.carried or _carried(execution, done, pack) for done in self.completed.values()]
         return [msgspec.structs.replace(one, call=place - len(steps)) for place, one in enumerate(steps)]
 
@@ -240,7 +242,7 @@ def _carried(
 
 
 def cannot_be_carried(done: Compensable) -> str:
-    """Return why a later generation could not undo a step; "" if it can."""
+    """Return why a later generation could not compensate a step; "" if it can."""
     if done.carried is not None:
         return ""
     target: Step = done.target

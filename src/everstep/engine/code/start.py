@@ -38,22 +38,22 @@ def new_entropy(randomness: random.Random) -> str:
 
 
 class Origin(msgspec.Struct):
-    """What a new run is given by the app that starts it, and by its parent if it has one."""
+    """The properties of a new run that come from the app that starts it, and from its parent if it has one."""
 
     chain: ChainKey
-    """What its digests are made with."""
+    """The chain key of its digests."""
     life: str
     """The store's present life."""
     unseen: bool = False
-    """It may have been started before, by a parent that no longer knows."""
+    """Whether a parent may have started it before, in a part of its history that is lost."""
     entropy: str = ""
-    """A child's, which its parent gives it. Another run's is random."""
+    """The entropy that a parent gives its child. Any other run's is random."""
 
 
 def _started(
     workflow: "Workflow | NamedWorkflow", arguments: Arguments, origin: Origin
 ) -> tuple[RunStarted, Sequence[tuple[str, bytes]]]:
-    """Return the body of the first event, and the arguments beside it if they are large."""
+    """Return the body of the first event, and the arguments separately if they are large."""
     payload, ref = arguments.payload, ""
     payloads: Sequence[tuple[str, bytes]] = ()
     if len(payload) > INLINE_BYTES_MAX:
@@ -97,7 +97,7 @@ def start_arguments(
 
 
 def refuse_start_options(priority: Any, delay: Any, tags: Any, queue: Any = None) -> None:
-    """Refuse options of a start that could not be kept. (Almost every start has the defaults themselves.)"""
+    """Refuse options of a start that could not be stored. (Almost every start has the defaults.)"""
     if type(priority) is not int or priority != 0:
         checked_whole("priority", priority, least=-(2**31), most=2**31)
     if type(delay) is not float or delay != 0.0:
@@ -139,7 +139,7 @@ def new_run(
     encoded = encode_body(body)
     digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded, origin.chain.key)
     status: Status = "running" if owner else "queued"
-    if wake_at is not None and (queue or workflow.queue) == DEFAULT_QUEUE:  # else it waits in its queue, for both
+    if wake_at is not None and (queue or workflow.queue) == DEFAULT_QUEUE:  # otherwise it waits in its queue, for both
         status = "waiting"
     row = RunRow(
         id=run,
@@ -182,9 +182,9 @@ def continued_run(
     budget: Allotment | None,
     carried: "Carried",
 ) -> NewRun:
-    """Return the next generation of a run, as its code wants it.
+    """Return the next generation of a run, as its code requested it.
 
-    Who starts the run again still names the arguments of the first one, so the row keeps their digest.
+    A repeated start still names the arguments of the first generation, so the row keeps their digest.
     """
     return new_run(
         workflow,

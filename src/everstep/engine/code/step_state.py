@@ -1,4 +1,4 @@
-"""What is known about the attempts at an open step, and when the next one is due."""
+"""The state of the attempts at an open step, and when the next one is due."""
 
 from typing import Final
 
@@ -9,20 +9,20 @@ NEVER: Final = -1
 FALLBACK: Final = -2
 """The due time of an attempt that is never made: the step's fallback takes its place."""
 DOUBT: Final = -3
-"""The due time of an attempt about which nobody knows yet whether the one before it happened."""
+"""The due time of an attempt while it is unknown whether the previous one happened."""
 KEY: Final = -4
-"""The due time of an attempt that is not made before the step gets its key, which another one has."""
+"""The due time of an attempt that waits for the step's key, which another step has."""
 ROOM: Final = -5
-"""The due time of an attempt that is made when there is room for it in the budget."""
+"""The due time of an attempt that waits for room in the budget."""
 SLOT: Final = -6
-"""The due time of an attempt that is made when its named limit has a slot for it."""
+"""The due time of an attempt that waits for a slot of its named limit."""
 
 EARLIER: Final = "earlier"
-"""Why a step is in doubt that an earlier generation of its run began."""
+"""The reason of a doubt: an earlier generation of the run began the step."""
 
 
 class StepState(msgspec.Struct, gc=False):
-    """What the history says about the attempts at one open step."""
+    """The state of the attempts at one open step, according to the history."""
 
     attempt: int = 0
     failures: int = 0
@@ -32,18 +32,18 @@ class StepState(msgspec.Struct, gc=False):
     by: str = ""
     """The worker that began the last attempt (with `once` and `atomic`)."""
     database: str = ""
-    """Where the last attempt was to write (with `atomic`)."""
+    """The database of the last attempt (with `atomic`)."""
     doubted_at: int = 0
     because: str = ""
     """Why it is in doubt."""
     happened: bool = False
-    """Whether it surely happened, and only its outcome is missing."""
+    """Whether it certainly happened, and only its outcome is missing."""
     probes: int = 0
     round: int = 0
     """With `key=`: the round of the key in which it was begun."""
     inherited: bool = False
     """With `key=`: whether it was begun in an earlier generation of the run, which did not settle it."""
     asked: bool = False
-    """Whether it was asked about since a part of the history was lost."""
+    """Whether its probe or a person was asked since a part of the history was lost."""
     refused: bool = False
     """Whether the budget had no room for it, so that its fallback takes its place."""

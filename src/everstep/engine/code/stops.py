@@ -1,7 +1,7 @@
-"""Stopping is not an outcome: what stops a program, or a task, says nothing about the work that it was raised in.
+"""A stop is not an outcome: an exception that stops a program, or a task, says nothing about the interrupted work.
 
-`KeyboardInterrupt`, `SystemExit`, `GeneratorExit`, and a cancellation that neither the engine nor a person wanted, cut
-an attempt or a run's code off as a crash does. What was under way is settled by its contract in the next life.
+`KeyboardInterrupt`, `SystemExit`, `GeneratorExit`, and a cancellation that neither the engine nor a person requested,
+cut an attempt or a run's code off as a crash does. Work in progress is settled by its contract when the run is resumed.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ V = TypeVar("V")
 
 STOPS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 EXITS: Final = (KeyboardInterrupt, SystemExit)
-"""Those that an event loop does not keep to itself."""
+"""Stops that an event loop passes on."""
 
 
 def stop_in(error: BaseException) -> BaseException | None:
-    """Return the stop that an error is, or that a group of errors holds; None for an error that is an outcome."""
+    """Return the stop that an error is, or that a group of errors contains; None for an error that is an outcome."""
     if is_a(error, Stopped, *STOPS):
         return error
     if is_a(error, Exception):
@@ -27,12 +27,12 @@ def stop_in(error: BaseException) -> BaseException | None:
 
 
 def contained(error: BaseException) -> BaseException:
-    """Return an error of code on a thread. A thread stops no process, so a stop is an ordinary error from there on."""
+    """Return an error of code on a thread. A thread stops no process, so a stop becomes an ordinary error."""
     return Stopped(error) if is_a(error, *STOPS) else error
 
 
 async def contained_in(awaitable: Awaitable[V]) -> V:
-    """Await a user's function. A stop of its own is an ordinary error from there on."""
+    """Await a user's function. Its own stop becomes an ordinary error."""
     try:
         return await awaitable
     except EXITS as error:
@@ -40,7 +40,9 @@ async def contained_in(awaitable: Awaitable[V]) -> V:
 
 
 def pass_on(error: BaseException, loop: asyncio.AbstractEventLoop) -> None:
-    """Let an error that is to end the process do so, in a turn of its own: the engine has put its things in order."""
+    """Raise an error that ends the process, in a separate turn of the loop, after the engine has finished its
+    bookkeeping.
+    """
     if ends_process(error):
         loop.call_soon(_raise, error)
 

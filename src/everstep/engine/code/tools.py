@@ -1,4 +1,4 @@
-"""Tools: steps that a model may call. What a person must approve is asked for before it is done."""
+"""Tools: steps that a model may call. A person's approval is requested before a tool that needs one runs."""
 
 import inspect
 import sys
@@ -28,7 +28,7 @@ class ToolSpec(TypedDict):
 
 
 class Tool(Step):
-    """A declared tool. Called in a workflow it is a durable call, once a person has approved it if that is wanted."""
+    """A declared tool. Called in a workflow it is a durable call, after a person has approved it if necessary."""
 
     asks: ClassVar[bool] = True
 
@@ -60,7 +60,7 @@ class Tool(Step):
             return super().__call__(*args, **kwargs)
         if self.is_async or not in_greenlet():
             if not self.is_async:
-                return super().__call__(*args, **kwargs)  # which says how a `def` step is called here
+                return super().__call__(*args, **kwargs)  # which explains how a `def` step is called here
             return self.approved(current, args, kwargs)
         return wait_in_greenlet(self.approved(current, args, kwargs))
 
@@ -69,7 +69,7 @@ class Tool(Step):
         return bool(self.approval(*args, **kwargs)) if callable(self.approval) else self.approval
 
     async def approved(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Ask a person if that is wanted, and do it."""
+        """Ask a person if necessary, and do the call."""
         source = persons_line(sys._getframe(1))
         await self.ask_person(execution, args, kwargs, source)
         return await execution.issue_step(self, args, kwargs, source)
@@ -77,7 +77,7 @@ class Tool(Step):
     async def ask_person(
         self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
     ) -> None:
-        """Ask a person if that is wanted. Raises `Refused`, or `TimeoutError` if nobody answered in time."""
+        """Ask a person if necessary. Raises `Refused`, or `TimeoutError` if no answer came in time."""
         if not self.needs_approval(args, kwargs):
             return
         shown, secret = self.shown(args, kwargs), self.secret
@@ -86,11 +86,11 @@ class Tool(Step):
                 execution, self.name, shown, Any, self.approval_timeout, source, secret=secret, whole=True
             )
         except TimeoutError:
-            raise TimeoutError(f"nobody approved it within {self.approval_timeout:g} s") from None
+            raise TimeoutError(f"it was not approved within {self.approval_timeout:g} s") from None
         refuse(given)
 
     def shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments by name, as the person sees them who approves. What is handed through is not shown."""
+        """Return the arguments by name, as an approver sees them. `Live` arguments are not shown."""
         bound = inspect.signature(self.function).bind(*args, **kwargs)
         bound.apply_defaults()
         return {name: value for name, value in bound.arguments.items() if not self.signature.is_live_name(name)}
@@ -123,7 +123,7 @@ class Tool(Step):
 
 
 def refuse(given: dict[str, Any]) -> None:
-    """Raise `Refused` unless the answer is `true`. A text says why not; so does the note of whoever answered."""
+    """Raise `Refused` unless the answer is `true`. A text as answer, or the approver's note, becomes the reason."""
     answer = given["answer"]
     if answer is True:
         return
@@ -133,7 +133,7 @@ def refuse(given: dict[str, Any]) -> None:
 
 
 def _documented(text: str) -> tuple[str, dict[str, str]]:
-    """Return the docstring up to the arguments, and what it says of each: `name: text`, indented under `Args:`."""
+    """Return the docstring up to the arguments, and its text about each: `name: text`, indented under `Args:`."""
     lines = text.split("\n")
     sections = [n for n, line in enumerate(lines) if line.strip() in ("Args:", "Arguments:", "Parameters:")]
     if not sections:
@@ -153,7 +153,9 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _schemas(annotations: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return the JSON schemas of annotations, and what they refer to. A type that has none takes anything."""
+    """Return the JSON schemas of annotations, and the definitions that they refer to. A type without a schema
+    accepts anything.
+    """
     schemas: dict[str, dict[str, Any]] = {}
     definitions: dict[str, Any] = {}
     for name, annotation in annotations.items():

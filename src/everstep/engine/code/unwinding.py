@@ -1,8 +1,8 @@
-"""Teardown is not execution: code that leaves memory is unwound, and nothing it does on the way is recorded.
+"""Teardown is not execution: code that leaves memory is unwound, and nothing that it does then is recorded.
 
-It is unwound on a stack of its own. Code that catches `Evicted` and asks for the next thing, again and again, is left
-in the middle of that call, and never gets another turn. So code cannot keep its run in memory, nor stop the app from
-closing.
+It is unwound on a separate stack. Code that catches `Evicted` and asks for the next thing, again and again, is
+abandoned in the middle of that call, and never runs again. So code cannot keep its run in memory, nor prevent the app
+from closing.
 """
 
 import asyncio
@@ -27,11 +27,13 @@ from everstep.model.untrusted import Stopped, ends_process, logger
 log = logger("everstep.workflow")
 
 ROUNDS_MAX: Final = 100
-"""How often a task is woken with `Evicted` before it is left where it waits."""
+"""How often a task is woken with `Evicted` before it is abandoned where it waits."""
 REFUSALS_MAX: Final = 1000
-"""How many commands of a task raise `Evicted` in one round before the task is left in the middle of the next one."""
+"""How many commands of a task raise `Evicted` in one round before the task is abandoned in the middle of the next
+one.
+"""
 TURNS_MAX: Final = 100_000
-"""Callbacks in one round after which code that is being unwound, and does not come to rest, is left where it is."""
+"""Callbacks in one round after which unwinding code that does not settle is abandoned."""
 
 
 def unwind(loop: WorkflowLoop, context: Context, run: str = "") -> None:
@@ -51,8 +53,8 @@ def unwind(loop: WorkflowLoop, context: Context, run: str = "") -> None:
     loop.unwinding = None
     if unwinding.left:
         log.warning(
-            "Workflow code of run %s caught Evicted and went on, at %s. It was taken out of memory as it was, and does "
-            "nothing more. Catch Exception there, not BaseException.",
+            "Workflow code of run %s caught Evicted and continued, at %s. It was taken out of memory as it was, and "
+            "does nothing more. Catch Exception there, not BaseException.",
             run,
             "; ".join(dict.fromkeys(unwinding.left)),
         )
@@ -64,7 +66,7 @@ def unwind(loop: WorkflowLoop, context: Context, run: str = "") -> None:
 
 
 def refuse(loop: WorkflowLoop) -> NoReturn:
-    """Raise `Evicted` in code that is being unwound. Code that does not heed it is left right here, for good."""
+    """Raise `Evicted` in code that is being unwound. Code that ignores it is abandoned right here, for good."""
     if loop.unwinding is not None:
         loop.unwinding.refuse()
     raise Evicted
@@ -75,9 +77,9 @@ class Unwinding:
 
     def __init__(self, loop: WorkflowLoop, context: Context) -> None:
         self.left: list[str] = []
-        """The lines of code that did not let itself be unwound."""
+        """The lines of code that resisted unwinding."""
         self.stops: list[BaseException] = []
-        """What was raised meanwhile to end the process. The run leaves first."""
+        """Exceptions raised meanwhile that end the process. The run leaves memory first."""
         self._loop = loop
         self._context = context
         self._caller = greenlet.getcurrent()
@@ -86,7 +88,7 @@ class Unwinding:
         self._refusals = 0
 
     def go(self) -> None:
-        """Unwind everything, on a new stack each time that one has to be left behind."""
+        """Unwind everything, on a new stack each time that one has to be abandoned."""
         loop = self._loop
         for _ in range(ROUNDS_MAX):
             stack = greenlet.greenlet(self._work)
@@ -108,17 +110,19 @@ class Unwinding:
                 _keep_for_ever(generator)
 
     def refuse(self) -> None:
-        """Come back if the code may be told once more with `Evicted`; otherwise never."""
+        """Return if the code may get `Evicted` once more; otherwise never return."""
         task = asyncio.current_task(self._loop)
         self._refusals = self._refusals + 1 if task is self._task else 1
         self._task = task
         if self._refusals > REFUSALS_MAX:
             line = persons_line(sys._getframe(2))
-            self.left += [line] if line else self._loop.places()  # a call through the loop itself hides it
+            self.left += [line] if line else self._loop.places()  # a call through the loop itself hides the line
             self._caller.switch()
 
     def _leave_behind(self, stack: greenlet.greenlet) -> None:
-        """The code is in the middle of a turn that never ends: undo what the end of its turn would have undone."""
+        """Undo what the end of a turn would have undone, because the code is in the middle of a turn that never
+        ends.
+        """
         loop = self._loop
         loop.is_guarded = False
         _keep_for_ever(stack)
@@ -148,7 +152,7 @@ class Unwinding:
                 break
 
     def _drain(self) -> bool:
-        """Let the code run until it can only wait, and tell whether it came to that."""
+        """Let the code run until it can only wait, and return whether it did."""
         self._task = None
         for _ in range(ROUNDS_MAX):
             try:
@@ -165,7 +169,9 @@ class Unwinding:
 
 
 def _keep_for_ever(code: Any) -> None:
-    """Never drop code that has not come to its end: Python would resume it with `GeneratorExit`, also at exit."""
+    """Keep unfinished code alive for ever: Python would resume it with `GeneratorExit` when it is dropped, also at
+    exit.
+    """
     import ctypes  # few programs ever have such code
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(code))
@@ -174,7 +180,7 @@ def _keep_for_ever(code: Any) -> None:
 async def _close(generator: Any) -> None:
     try:
         await generator.aclose()
-    except BaseException as error:  # whatever its `finally` raised: the run is leaving memory anyway
+    except BaseException as error:  # any error of its `finally` is ignored, because the run is leaving memory
         if ends_process(error):
             raise
 
@@ -185,11 +191,11 @@ def _wake_with_eviction(task: Any) -> None:
         task.cancel()  # it has not begun, or is about to run; its commands raise Evicted
     elif not waiter.done() and not hasattr(waiter, "_fut_waiter"):
         waiter.set_exception(Evicted())  # a plain future; one task that waits for another is woken by that other
-        waiter.exception()  # retrieved: nobody needs to hear of it
+        waiter.exception()  # retrieved, so that asyncio does not report it
 
 
 LOOK_SECONDS: Final = 1.0
-"""How often the watchdog looks at code that is being unwound."""
+"""How often the watchdog checks code that is being unwound."""
 NAMED_AFTER: Final = 3
 """Looks after which the line is named in the log."""
 RAISED_AFTER: Final = 6
@@ -217,7 +223,7 @@ _threads: Final[list[threading.Thread]] = []
 
 @contextmanager
 def watched(run: str) -> Generator[None]:
-    """Watch the code of a run that is unwound on this thread in the block."""
+    """Watch the unwinding of a run's code on this thread, in the block."""
     one = _Watched(run, threading.get_ident())
     before, _watched[one.thread] = _watched.get(one.thread), one
     _have_a_thread()
@@ -243,11 +249,11 @@ def _have_a_thread() -> None:
     try:
         _threads[0].start()
     except RuntimeError:
-        _threads.clear()  # no more threads can be had: then it is not watched
+        _threads.clear()  # the machine has no more threads: then it is not watched
 
 
 def _watch() -> None:
-    """Look until nothing is unwound any more."""
+    """Watch until nothing is unwound any more."""
     pause = threading.Event()
     idle = 0
     while idle < NAMED_AFTER:

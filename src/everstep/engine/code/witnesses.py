@@ -1,4 +1,4 @@
-"""Facts about the outside that workflow code remembers: as commands, and what they do to the run's memory."""
+"""Commands about facts of the outside that a run remembers, and their effect on what it remembers."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ class TakeWitness(Command):
 
 
 class ChangeWitness(Command):
-    """The code changed a file, which folders that it remembers may have."""
+    """The code changed a file that remembered folders may contain."""
 
     kind = "witness_changed"
     __slots__ = ("call", "content", "path", "source")
@@ -63,7 +63,7 @@ class ChangeWitness(Command):
 
 
 class ReleaseWitness(Command):
-    """The code no longer cares about a fact."""
+    """The code no longer remembers a fact."""
 
     kind = "witness_released"
     __slots__ = ("call", "source", "subject")
@@ -93,7 +93,7 @@ def take_witness(execution: "Execution", witness: Witness, fact: Any, on_drift: 
 
 
 def change_file(execution: "Execution", path: str, digest: str | None, source: str) -> None:
-    """The code changed a file itself, so the folders that it remembers are remembered with that."""
+    """Update remembered folders, because the code itself changed a file."""
     execution.require_live()
     covering = [taken for taken in execution.witnesses.values() if taken.witness.covered is not None]
     for taken in covering:
@@ -103,14 +103,14 @@ def change_file(execution: "Execution", path: str, digest: str | None, source: s
 
 
 def release_witness(execution: "Execution", subject: str, source: str) -> None:
-    """Remember a fact no longer."""
+    """Stop remembering a fact."""
     execution.require_live()
     if execution.witnesses.pop(subject, None) is not None:
         execution.issue(ReleaseWitness(execution.next_call(), subject, source))
 
 
 def note_judgement(execution: "Execution", body: ev.DriftJudged) -> None:
-    """Take a recorded decision into what the run remembers."""
+    """Apply a recorded decision to the remembered facts."""
     taken = execution.witnesses.get(body.subject)
     if taken is None:
         return  # it was taken between a failure and its retry

@@ -90,11 +90,10 @@ def _check_budget(budget: object) -> None:
 
 
 class Declarations:
-    """The workflows declared in this process, by name. A declaration, not an engine: it runs nothing.
+    """The workflows declared in this process, by name.
 
     A later declaration with the same name in the same file replaces the earlier one (a notebook's cell run again, a
-    module reloaded, a script imported under its own name). Two files that declare one name are an error for whoever
-    uses that name.
+    module reloaded, a script imported under its own name). If two files declare one name, using that name is an error.
     """
 
     def __init__(self) -> None:
@@ -165,15 +164,15 @@ def workflow(function: Any = None, /, **options: Any) -> Any:
 
 
 def _unknown(*args: Any) -> Any:
-    """Stand for a function of which nothing is known but its name."""
+    """Replaces a function of which only the name is known."""
 
 
 ANYTHING: Final = Signature(_unknown)
-"""Takes any arguments, as they are."""
+"""The signature that accepts any arguments, as they are."""
 
 
 class NamedWorkflow:
-    """A workflow of which nothing is known here but its name. What its code declares is not known: timeout, budget."""
+    """A workflow of which only the name is known here, without its code's timeout and budget."""
 
     def __init__(self, name: str, *, version: str = "", queue: str = "default", timeout: float | None = None) -> None:
         self.name = checked_name(name, "workflow")
@@ -187,12 +186,12 @@ class NamedWorkflow:
 
 
 def new_run_id(workflow: Workflow | NamedWorkflow, at: int, randomness: random.Random) -> str:
-    """Return an id that nobody has: the time leads, so that runs of one time lie side by side in the store."""
+    """Return an unused id. It begins with the time, so that runs of one time are adjacent in the store."""
     return f"{workflow.id_prefix}-{at // 1000:011x}{randomness.getrandbits(40):010x}"
 
 
 def target_of(workflow: Any) -> Workflow | NamedWorkflow:
-    """Return the workflow that a caller names: the declared one, or if only its name is known here that."""
+    """Return the workflow that a caller names: the declared one, or one of which only the name is known here."""
     if isinstance(workflow, str) and workflow not in DECLARED.names():
         try:
             return workflow_of(workflow)  # raises if two files declare this name

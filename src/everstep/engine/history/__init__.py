@@ -1,1 +1,1 @@
-"""What is written about runs, and how it is believed. No code of a workflow is run here."""
+"""Reading, verifying and describing histories. No workflow code runs here."""

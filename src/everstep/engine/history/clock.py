@@ -1,13 +1,11 @@
-"""Time as a parameter. Clocks decide only about timers; what changed is decided by content, never by time.
+"""Time as a parameter. Clocks decide only about timers; changes are detected by content, never by time.
 
-Three rules keep a wrong clock from doing harm:
-
-- How long something takes (a lease, the pause between two looks) is measured in `ticks`, which cannot be set.
-- When something is due is decided by the store's clock. It is read again with every renewal of the lease, so a process
-  whose own clock drifts, or whose machine was paused, is put right within a third of a lease.
-- Time never goes back. A process whose ticks are too quick, by whatever share, stands still until the store's clock has
-  caught up. A store's clock that was itself set back is followed at its pace, from where it had been: what was due in
-  two hours is due in two hours.
+Three rules prevent harm by a wrong clock: - Durations (a lease, the pause between two looks) are measured in `ticks`,
+which cannot be set. - The store's clock decides when something is due. It is read again with every renewal of the
+lease, so a process whose own clock drifts, or whose machine was paused, is corrected within a third of a lease. - Time
+never goes back. A process whose ticks are too fast, by any share, waits until the store's clock has caught up. A
+store's clock that was itself set back is followed at its pace, from where it had been: what was due in two hours is due
+in two hours.
 """
 
 import asyncio
@@ -27,12 +25,13 @@ from everstep.stores.ticks import ticks as machine_ticks
 SECOND: Final = 1_000_000
 """Microseconds."""
 READINGS: Final = 3
-"""How often two clocks are compared each time. The quickest reading counts: in others the process may have waited."""
+"""How often two clocks are compared each time. The fastest reading counts: in others the process may have waited."""
 DRIFT_SHARE: Final = 0.02
-"""Two sound clocks differ by less than this share of the time that has passed. A store's clock that was set back, and
-is further ahead of its last reading than that, was put right again."""
+"""Two sound clocks differ by less than this share of the time that has passed. If a store's clock was set back and
+is further ahead of its last reading than that, it was corrected again.
+"""
 NOISE: Final = 5_000
-"""Microseconds by which two readings may differ without a meaning."""
+"""Differences between two readings up to this many microseconds are ignored."""
 CANCELLED_MAX: Final = 100
 """When more alarms than this were cancelled, and they are most of all, they are removed."""
 LOOK_SECONDS: Final = 1.0
@@ -40,7 +39,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Clock(Protocol):
-    """A source of time. Tests give one that stands still until it is told to move.
+    """A source of time. A test's clock stands still until the test advances it.
 
     It may also have `ticks()`, microseconds that pass whatever is done to the clock, instead of the machine's.
     """
@@ -51,7 +50,7 @@ class Clock(Protocol):
 
 
 class StoreClock:
-    """The store's clock, carried on between two readings by the machine's ticks. It never goes back."""
+    """The store's clock, extrapolated between two readings by the machine's ticks. It never goes back."""
 
     def __init__(self, store_now: Callable[[], int], ticks: Callable[[], int] = machine_ticks) -> None:
         self.ticks = ticks
@@ -70,12 +69,12 @@ class StoreClock:
         return at if at > self._floor else self._floor
 
     def read_again(self) -> int:
-        """Compare with the store's clock, and return what it is now: `now` may be ahead of that. On any thread."""
+        """Read the store's clock again and return it; `now` may be ahead of that. On any thread."""
         with self._lock:
             took, at, now = self._reading()
             passed, advanced = at - self._read_at, now - self._read
-            # Ticks that are too quick leave a store's clock that goes on; one that was set back is behind its own last
-            # reading, or is what was noted last: a store is never behind that.
+            # Ticks that are too fast leave behind a store's clock that runs on; one that was set back is behind its own
+            # last reading, or equals the last recorded time: a store is never behind that.
             is_noted = now in (self._read, self._read + self._ahead) and passed > NOISE
             is_put_right = advanced - passed > passed * DRIFT_SHARE + NOISE + took
             if advanced < 0 or is_noted or is_put_right:
@@ -86,13 +85,13 @@ class StoreClock:
             return now + self._ahead
 
     def alarm(self, loop: asyncio.AbstractEventLoop, at: int, callback: Callable[[], None]) -> "Alarm":
-        """Call back on the loop when this clock has come to a time."""
+        """Call back on the loop when this clock has reached a time."""
         if self._alarms is None or self._alarms.loop is not loop:
             self._alarms = Alarms(self, loop)
         return self._alarms.add(at, callback)
 
     def _reading(self) -> tuple[int, int, int]:
-        """Return how long it took to read the store's clock, the ticks then, and what it said."""
+        """Return how long it took to read the store's clock, the ticks then, and the reading."""
         found: list[tuple[int, int, int]] = []
         for _ in range(READINGS):
             began = self.ticks()
@@ -106,12 +105,12 @@ class Alarm(Protocol):
     """What `set_alarm` returns."""
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Cancel the alarm."""
         ...
 
 
 class PendingAlarm:
-    """Something to be called when a clock has come to a time."""
+    """A callback for when a clock has reached a time."""
 
     __slots__ = ("_alarms", "callback", "context")
 
@@ -121,17 +120,17 @@ class PendingAlarm:
         self.context = contextvars.copy_context()
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the callback."""
         if self.callback is not None:
             self.callback = None
             self._alarms.note_cancelled()
 
 
 class Alarms:
-    """The pending alarms of one clock and loop. One timer of the loop serves all of them.
+    """The pending alarms of one clock and loop, served by one timer of the loop.
 
-    It never waits for longer than a second: the loop's time and the clock drift apart, and part when the machine is
-    suspended or the clock is set.
+    It never waits for longer than a second, because the loop's time and the clock drift apart, and part when the
+    machine is suspended or the clock is set.
     """
 
     def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
@@ -144,7 +143,7 @@ class Alarms:
         self._cancelled = 0
 
     def add(self, at: int, callback: Callable[[], None]) -> PendingAlarm:
-        """Call back when the clock has come to a time."""
+        """Call back when the clock has reached a time."""
         alarm = PendingAlarm(self, callback)
         heapq.heappush(self._heap, (at, next(self._order), alarm))
         if self._timer is None or at < self._timer_at:
@@ -152,7 +151,9 @@ class Alarms:
         return alarm
 
     def note_cancelled(self) -> None:
-        """One that is cancelled stays in the heap until its time has come, or until these are most of all."""
+        """Count a cancelled alarm. It stays in the heap until its time has come, or until cancelled ones are the
+        majority.
+        """
         self._cancelled += 1
         if self._cancelled > max(CANCELLED_MAX, len(self._heap) // 2):
             self._heap = [one for one in self._heap if one[2].callback is not None]
@@ -188,19 +189,19 @@ class Alarms:
 
 
 def set_alarm(clock: Clock, loop: asyncio.AbstractEventLoop, at: int, callback: Callable[[], None]) -> Alarm:
-    """Call back when a clock has come to a time. A clock that a test moves rings by itself."""
+    """Call back when a clock has reached a time. A clock that a test moves rings by itself."""
     own: Callable[..., Alarm] | None = getattr(clock, "alarm", None)
     return own(loop, at, callback) if own is not None else Alarms(clock, loop).add(at, callback)
 
 
 def ticks_of(clock: Clock) -> Callable[[], int]:
-    """Return what measures how much time passes by a clock."""
+    """Return the function that measures how much time passes by a clock."""
     own: Callable[[], int] = getattr(clock, "ticks", machine_ticks)
     return own
 
 
 def read_again(clock: Clock) -> int:
-    """Compare a clock with the store's, if it follows that, and return the time to be noted. On any thread."""
+    """Read the store's clock again, if the clock follows that, and return the time to record. On any thread."""
     again: Callable[[], int] = getattr(clock, "read_again", clock.now)
     return again()
 
@@ -211,7 +212,7 @@ def microseconds(seconds: float) -> int:
 
 
 def wall_seconds() -> float:
-    """Return this machine's time in seconds since 1970, for what is compared with another machine's."""
+    """Return this machine's time in seconds since 1970, for comparison with another machine's."""
     return time.time()
 
 
@@ -219,7 +220,7 @@ BLOCK_BYTES: Final = 4096
 
 
 class MachineRandom(random.Random):
-    """`random.SystemRandom`, with a block of bytes in hand. A forked child draws a block of its own."""
+    """`random.SystemRandom` with a buffered block of bytes. A forked child draws its own block."""
 
     def __init__(self) -> None:
         self._block = b""
@@ -258,13 +259,13 @@ _STATE: Final = struct.Struct("<625I")
 
 
 def packed_state(source: random.Random) -> tuple[bytes, float | None]:
-    """Return where a source of randomness has come to, as a checkpoint keeps it."""
+    """Return the state of a source of randomness in the form in which a checkpoint keeps it."""
     _, words, gauss = source.getstate()
     return _STATE.pack(*words), gauss
 
 
 def from_packed_state(packed: bytes, gauss: float | None) -> random.Random:
-    """Return a source of randomness that goes on from there."""
+    """Return a source of randomness that continues from a state."""
     source = random.Random(0)
     source.setstate((3, _STATE.unpack(packed), gauss))
     return source

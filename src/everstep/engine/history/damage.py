@@ -1,31 +1,30 @@
-"""What is wrong with a damaged run, and what of it can still be believed. Reads only."""
+"""What is wrong with a damaged run, and which part of it can still be believed. Reads only."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from everstep.engine.history.calls import Calls
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, load_verified, refs_of, verified, verify_payloads
 from everstep.errors import Damaged
-from everstep.model.carried import Carried, undoing_entropy
+from everstep.model.carried import undoing_entropy
 from everstep.model.chains import ChainKeys
-from everstep.model.contracts import may_run_again
 from everstep.model.digests import step_key
 from everstep.model.events import EventRow, decode_body
-from everstep.model.forked import switches
 from everstep.stores.protocol import RunRow, Store
 
 
 class Diagnosis(msgspec.Struct):
-    """A run's history as far as it is good, and what comes after."""
+    """The good part of a run's history, and what comes after it."""
 
     problem: str
-    """What is damaged; nothing if the run is sound."""
+    """What is damaged; empty if the run is sound."""
     generation: int
     good: list[Recorded]
     digest: bytes
-    """That of the last good event."""
+    """The digest of the last good event."""
     rest: list[EventRow]
     """The rows after the last good event, damaged or not."""
     lost: bool
@@ -33,7 +32,7 @@ class Diagnosis(msgspec.Struct):
     payloads: list[str]
     """Digests of payloads that are damaged."""
     unseen: list[str] = []
-    """Steps that were begun after the last good event, as somebody remembers who saw more of the history."""
+    """Steps that began after the last good event, according to a process that saw more of the history."""
     unseen_by: list[str] = []
 
     @property
@@ -43,7 +42,7 @@ class Diagnosis(msgspec.Struct):
 
     @property
     def is_repairable(self) -> bool:
-        """Whether there is anything to go on from."""
+        """Whether there is anything to continue from."""
         return bool(self.good)
 
 
@@ -63,13 +62,13 @@ def diagnose(store: Store, row: RunRow) -> Diagnosis:
             good = good[: event.seq - 1]
             break
     digest = events[len(good) - 1].digest if good else b""
-    # If the row's head is the last good event, whatever follows that was never part of the history.
+    # If the row's head is the last good event, what follows that was never part of the history.
     lost = digest != row.head_digest
     return Diagnosis(problem or why, generation, good, digest, events[len(good) :], lost, sorted(damaged))
 
 
 def _generation(store: Store, row: RunRow) -> int:
-    """Return the generation that the row means: its own if there are events of it, else the newest that there is."""
+    """Return the generation of the row: its own if it has events, else the newest one with events."""
     there = store.generations(row.id)
     newest = [one for one in there if one > 0]
     return row.generation if row.generation in there or not newest else newest[-1]
@@ -103,21 +102,21 @@ def _damaged_payloads(store: Store, run: str, history: Sequence[Recorded]) -> se
 
 
 class UnseenStep(msgspec.Struct):
-    """A step that was begun, as far as can be told, and whose outcome a repaired history does not know."""
+    """A step that was begun, as far as known, and whose outcome a repaired history lacks."""
 
     step: str
     effect: str
     seq: int
     key: str = ""
-    """What `everstep.key()` gave in its body; of a step with a key of its own (`key=`), that one."""
+    """The value of `everstep.key()` in its body; for a step with `key=`, that key."""
 
 
 def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
-    """Return the steps that were begun in the rest of a history, who began them, and how many rows cannot be read.
+    """Return the steps that began in the rest of a history, their workers, and the number of unreadable rows.
 
-    None of it can be relied upon: it is for a person, who looks outside for what is named here.
+    None of it is reliable: it is for a person, who looks outside for what is named here.
     """
-    entropy, carried = _entropy(found.good), _carried(found.good)
+    entropy = Calls(found.good).entropy_at(found.last_good)
     steps: list[UnseenStep] = []
     workers: set[str] = set()
     unreadable = 0
@@ -128,42 +127,24 @@ def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
             unreadable += 1
             continue
         if event.kind == "step_started" and body.effect != "read":
-            own = undoing_entropy(carried, entropy, body.compensates) if body.compensates else entropy
-            key = body.key or step_key(own, event.step, body.arguments)
-            steps.append(UnseenStep(event.step, body.effect, event.seq, key))
+            steps.append(_unseen(found.good, event, body, entropy))
             workers.update({body.by} - {""})
     return steps, sorted(workers), unreadable
 
 
-def _entropy(history: Sequence[Recorded]) -> str:
-    """Return the random bits that keys hang on at the end of a history."""
-    if not history:
-        return ""
-    found = [(1, history[0].body.entropy)]
-    found += [one for one in switches(history[0].body) if one[0] <= len(history)]
-    found += [(event.seq, event.body.entropy) for event in history if event.kind == "run_retried"]
-    return str(max(found, key=lambda one: one[0])[1])
-
-
-def _carried(history: Sequence[Recorded]) -> Carried | None:
-    """Return what the run has taken along from older generations."""
-    return history[0].body.carried if history else None
+def _unseen(good: Sequence[Recorded], event: EventRow | Recorded, body: Any, entropy: str) -> UnseenStep:
+    carried = good[0].body.carried if good else None
+    own = undoing_entropy(carried, entropy, body.compensates) if body.compensates else entropy
+    return UnseenStep(event.step, body.effect, event.seq, body.key or step_key(own, event.step, body.arguments))
 
 
 def open_steps(good: Sequence[Recorded]) -> list[UnseenStep]:
     """Return the steps that were begun in the good part and have no outcome there; reads do not matter."""
-    begun: dict[int, UnseenStep] = {}
-    for event in good:
-        kind, body = event.kind, event.body
-        if kind == "step_started" and body.effect != "read":
-            entropy = _entropy(good[: event.seq])
-            own = undoing_entropy(_carried(good), entropy, body.compensates) if body.compensates else entropy
-            key = body.key or step_key(own, event.step, body.arguments)
-            begun[body.call] = UnseenStep(event.step, body.effect, event.seq, key)
-        elif kind in ("step_completed", "step_failed", "step_shared"):
-            begun.pop(body.call, None)
-        elif kind == "step_cancelled" and body.step_call in begun and may_run_again(begun[body.step_call].effect):  # type: ignore[arg-type]
-            begun.pop(body.step_call)
-        elif kind == "run_retried":
-            begun = {call: step for call, step in begun.items() if step.seq < body.voids}
-    return list(begun.values())
+    return [
+        _unseen(good, call.started, call.started.body, call.entropy)
+        for call in Calls(good).current.values()
+        if call.started is not None
+        and call.is_begun
+        and call.effect not in ("", "read")
+        and (call.must_be_kept or not call.cancelled_at)
+    ]

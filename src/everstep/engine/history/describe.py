@@ -1,6 +1,5 @@
-"""What recorded events say of the code that led to them."""
+"""What recorded events say about the code that led to them."""
 
-from collections.abc import Collection, Iterable
 from typing import Final
 
 from everstep.engine.history.verify import Recorded
@@ -33,13 +32,13 @@ COMMANDS: Final = frozenset(
         "graph_moved",
     }
 )
-"""Events that record what the code asked for, beside steps and ends."""
+"""Events that record commands of the code, except steps and ends."""
 FIRST: Final = ("", KEPT)
-"""Why a step was begun for the first time: the code asked for it. (What has another reason came later.)"""
+"""The reasons of a step's first start: the code asked for it. (Any other reason belongs to a later start.)"""
 
 
 def asks_for_something(event: Recorded) -> bool:
-    """Tell whether an event is the first that records something which the code asked for."""
+    """Return True if an event is the first that records a command of the code."""
     kind, body = event.kind, event.body
     if kind == "step_started":
         return bool(body.attempt == 1 and body.because in FIRST)
@@ -49,36 +48,14 @@ def asks_for_something(event: Recorded) -> bool:
 
 
 def stands_for(event: Recorded, kind: str) -> bool:
-    """Tell whether an event stands where one of another kind would: something that was asked for, and not begun."""
+    """Return True if an event replaces one of another kind: a command that was not begun."""
     if event.kind == "key_taken":
         return kind == "step_started"
     return event.kind == "call_withheld" and kind == event.body.instead_of
 
 
-def finished_calls(history: Iterable[Recorded], void: Collection[int] = ()) -> set[int]:
-    """Return the steps and children of which no attempt is made any more; `void` are events that no longer count.
-
-    A person may accept other arguments of these, and of no others: the next attempt at an unfinished one would present
-    another key than the attempts before it, which may have acted.
-    """
-    begun: set[int] = set()
-    finished: set[int] = set()
-    for seq, kind, _, _, body in history:
-        if seq in void:
-            continue
-        if kind == "step_started":
-            begun.add(body.call)
-        elif kind in ("step_completed", "step_failed", "step_shared", "child_ended"):
-            finished.add(body.call)
-        elif kind == "step_cancelled":
-            finished.add(body.step_call)
-        elif kind == "compensation_started":
-            finished |= begun  # the code is gone, and with it what it waited for
-    return finished
-
-
 def recorded_text(event: Recorded) -> str:
-    """Return a recorded event as a person would say it."""
+    """Return a recorded event in words."""
     body, kind = event.body, event.kind
     if kind == "call_withheld":
         kind = body.instead_of

@@ -16,17 +16,19 @@ from everstep.stores.rows.keys import KeyChanges
 INLINE_BYTES_MAX: Final = 8 * 1024
 """Size up to which a payload is part of its event. Larger ones are stored once per run, compressed if worthwhile."""
 SAMPLE_BYTES: Final = 2 * 1024
-"""So much of a large payload is compressed first, to see how much shorter the whole would be."""
+"""The size of the sample of a large payload that is compressed first, to estimate the rest."""
 WORTH_IT: Final = 0.4
-"""What does not shrink to this share of itself is kept as it is: compressing it takes longer than writing it."""
+"""A payload that does not shrink to this share is stored uncompressed: compressing it takes longer than writing it."""
 UNSAMPLED: Final = 3
-"""After a payload that is kept as it is, so many more of the run are too: most steps return one sort of thing."""
+"""The number of large payloads that are stored uncompressed after one that did not shrink: most steps return
+similar data.
+"""
 PAYLOAD_BYTES_MAX: Final = 1 << 30
-_new_tuple = tuple.__new__  # what EventRow(…) comes down to, in a third of the time
+_new_tuple = tuple.__new__  # what EventRow(…) does internally, in a third of the time
 
 
 class Attachments:
-    """What is written together with events, and belongs to them: most have nothing of it."""
+    """What is written together with events and belongs to them. Most units have none."""
 
     def __init__(self) -> None:
         self.payloads: list[tuple[str, bytes]] = []
@@ -40,13 +42,13 @@ class Attachments:
         self.beside: Beside | None = None
 
     def put_into(self, unit: Append) -> None:
-        """Let a unit have all of it."""
+        """Add everything to a unit."""
         unit.payloads, unit.consumed, unit.starts, unit.posts = self.payloads, self.consumed, self.starts, self.posts
         unit.checkpoints, unit.checkpoints_kept = self.checkpoints, self.checkpoints_kept
         unit.archive, unit.keys, unit.beside = self.archive, self.keys, self.beside
 
     def follow(self, unit: Append) -> None:
-        """Put what a unit had before all of this: the unit was refused."""
+        """Put the attachments of a refused unit before these."""
         self.payloads, self.consumed = [*unit.payloads, *self.payloads], [*unit.consumed, *self.consumed]
         self.starts, self.posts = [*unit.starts, *self.starts], [*unit.posts, *self.posts]
         self.checkpoints, self.archive = [*unit.checkpoints, *self.checkpoints], [*unit.archive, *self.archive]
@@ -66,10 +68,10 @@ class Attachments:
 
 
 class Journal:
-    """The head of a history and what follows it but is not saved yet."""
+    """The head of a history and the events after it that are not saved yet."""
 
     unsampled = 0
-    """So many of the coming large payloads are kept as they are."""
+    """The number of coming large payloads that are stored uncompressed."""
 
     def __init__(self, run: str, generation: int, seq: int, digest: bytes, at: int, key: bytes) -> None:
         self.run = run
@@ -92,7 +94,7 @@ class Journal:
         self.at = at
         encoded = encode_body(body)
         self.seq = seq = self.seq + 1
-        state = self._new_state()  # from here on it is what chain_next does
+        state = self._new_state()  # from here on the same as chain_next
         header = f"{seq} {at} {DECIMALS[len(kind)]} {DECIMALS[len(step)]} {kind}{step}"
         state.update(self.digest + header.encode() + encoded)
         self.digest = digest = state.digest()
@@ -100,20 +102,20 @@ class Journal:
         return seq
 
     def attachments(self) -> Attachments:
-        """Return what is written together with the events that are recorded now."""
+        """Return the attachments of the events that are recorded now."""
         if self.attached is None:
             self.attached = Attachments()
         return self.attached
 
     def key_changes(self) -> KeyChanges:
-        """Return what is written about keys together with the events that are recorded now."""
+        """Return the key changes that are written together with the events that are recorded now."""
         attached = self.attachments()
         if attached.keys is None:
             attached.keys = KeyChanges()
         return attached.keys
 
     def beside_events(self) -> Beside:
-        """Return what is written beside the events that are recorded now."""
+        """Return the answers and stream entries that are written together with the events that are recorded now."""
         attached = self.attachments()
         if attached.beside is None:
             attached.beside = Beside()
@@ -121,18 +123,18 @@ class Journal:
 
     @property
     def key(self) -> bytes:
-        """The run's chain key, if it has one."""
+        """The run's chain key; empty without one."""
         return self._key
 
     def take_back(self, unit: Append, count: int) -> None:
-        """A unit was refused: its first `count` events, and all that belongs to it, are not saved yet after all."""
+        """Take a refused unit back: its first `count` events, and its attachments, are unsaved again."""
         self.unsaved = [*unit.events[:count], *self.unsaved]
         self.attachments().follow(unit)
 
     def rewrite(self, before: bytes, changed: dict[int, tuple[str, Body]]) -> None:
-        """Record something else under the numbers of unsaved events, and chain them anew.
+        """Replace unsaved events under the same numbers, and compute their digests again.
 
-        before: the digest of the event before the unsaved ones. Nobody else has seen what is rewritten here.
+        before: the digest of the event before the unsaved ones. No other process has seen the replaced events.
         """
         digest, events = before, self.unsaved
         self.unsaved = []
@@ -145,7 +147,7 @@ class Journal:
         self.digest = digest
 
     def pack(self, payload: bytes) -> tuple[msgspec.Raw, str]:
-        """Return a payload as it stands in a body: itself, or the digest under which it is kept."""
+        """Return a payload as it is in a body: itself, or the digest under which it is stored."""
         if len(payload) <= INLINE_BYTES_MAX:
             return msgspec.Raw(payload) if payload else NO_PAYLOAD, ""
         if self.unsampled:
@@ -159,7 +161,7 @@ class Journal:
         return NO_PAYLOAD, ref
 
     def pack_into(self, body: Any, field: str) -> Any:
-        """Move a body's payload beside the event if it is large."""
+        """Store a body's payload outside the event if it is large."""
         payload = bytes(getattr(body, field))
         if len(payload) > INLINE_BYTES_MAX:
             raw, ref = self.pack(payload)
@@ -169,15 +171,15 @@ class Journal:
 
 
 def store_payload(payload: bytes) -> tuple[bytes, str]:
-    """Return a payload as it is stored beside events, and its digest."""
+    """Return a payload in its stored form, and its digest."""
     return packed(payload), digest_of(payload).hex()
 
 
 def packed(payload: bytes) -> bytes:
     """Return a payload as it is stored: compressed, if a sample of it becomes much shorter.
 
-    A compressed one carries a digest of its compressed bytes as well: not each of their bits shows in the payload, and
-    what is damaged is never handed to the decompressor.
+    A compressed one carries a digest of its compressed bytes as well, because not each of their bits shows in the
+    payload, and damaged data must never reach the decompressor.
     """
     middle = len(payload) // 2
     sample = payload[middle : middle + SAMPLE_BYTES]
@@ -188,7 +190,7 @@ def packed(payload: bytes) -> bytes:
 
 
 def unpacked(stored: bytes, what: str) -> bytes:
-    """Return a payload from what `packed` made of it. Raises `Damaged`, also if it is not one at all."""
+    """Return the payload from the result of `packed`. Raises `Damaged` for anything else."""
     kind, rest = stored[:1], bytes(stored[1:])
     if kind == b"r":
         return rest

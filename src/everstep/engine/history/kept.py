@@ -1,9 +1,10 @@
-"""Outcomes of effects that a retry went back over: they are given to the same calls when the code asks again."""
+"""Outcomes of effects that a retry went back over: identical calls get them when the code asks again."""
 
 from collections.abc import Sequence
 
 import msgspec
 
+from everstep.engine.history.calls import Calls
 from everstep.engine.history.verify import Recorded
 from everstep.model import events as ev
 
@@ -37,24 +38,22 @@ class Kept:
         return None
 
     def forget_since(self, voids: int) -> None:
-        """A later retry goes back over an earlier one as well, and keeps all that has happened since itself."""
+        """Drop outcomes that a later retry goes back over as well: it keeps everything that has happened since
+        itself.
+        """
         self.outcomes = [outcome for outcome in self.outcomes if outcome.retried < voids]
 
 
 def _name(step: str) -> str:
-    """Return a step's name without the number of its visit, which may be another one now."""
+    """Return a step's name without the number of its visit, which may differ now."""
     return step.partition("#")[0]
 
 
 def kept_by(events: Sequence[Recorded], retried: Recorded) -> list[KeptOutcome]:
     """Return the outcomes of the effects that a retry was allowed to go back over, from the events that it voids."""
     wanted = set(retried.body.crossed)
-    started: dict[int, Recorded] = {}
-    found = []
-    for event in events:
-        if event.kind == "key_taken" or (event.kind == "step_started" and event.body.attempt == 1):
-            started[event.body.call] = event
-        elif event.seq in wanted:
-            begun, body = started[event.body.call], event.body
-            found.append(KeptOutcome(retried.seq, _name(begun.step), begun.body.arguments, body.value, body.ref))
-    return found
+    crossed = [(call.outcome, call) for call in Calls(events).all if call.outcome and call.outcome.seq in wanted]
+    return [
+        KeptOutcome(retried.seq, _name(call.step), call.asked.body.arguments, end.body.value, end.body.ref)
+        for end, call in sorted(crossed, key=lambda one: one[0].seq)
+    ]

@@ -1,9 +1,9 @@
-"""A backup of the store was restored: an old truth. Every run is told so before it does anything more.
+"""Restored backups: a backup is out of date, and every run is told so before it does anything more.
 
-A store has a *life*, which is another one after each restored backup, and no other store's. A history says in which
-life it was begun (`run_started`), and in which it has last taken note of a restore (`run_restored`, or a checkpoint).
-If that is not the present one, the history may lack what its run did. A run that was imported brings notes of other
-stores: they say nothing here, and the table `arrivals` says whether the run was in doubt where it came from.
+A store has a *life*. Each restored backup begins a new one, and no two stores share one. A history says in which life
+it was begun (`run_started`), and in which it last recorded a restore (`run_restored`, or a checkpoint). If that is not
+the present one, the history may lack what its run did. A run that was imported brings records of other stores: they say
+nothing here, and the table `arrivals` says whether the run was in doubt where it came from.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from everstep.stores.protocol import Accepted, MarkRestored, RunFilter, RunRow, 
 
 PAGE = 500
 NO_LIFE: Final = "?"
-"""In place of a life: of no store's. A history that is copied from one which may lack something begins with it."""
+"""A life that no store has. A history that is copied from one which may lack something begins with it."""
 
 
 class Note(NamedTuple):
-    """Where a history says last in which life of its store it was written. An earlier release only counted restores."""
+    """The newest record in a history of its store's life. An earlier release only counted restores."""
 
     seq: int
     life: str
@@ -28,7 +28,7 @@ class Note(NamedTuple):
 
 
 def newest_note(events: Sequence[Recorded], kept: Note | None = None) -> Note:
-    """Return the newest note in a history. `kept` is the one in the checkpoint that it is continued from, if any."""
+    """Return the newest record in a history. `kept` is the one in the checkpoint from which it continues, if any."""
     for event in reversed(events):
         if event.kind == "run_restored":
             return Note(event.seq, event.body.life, event.body.number)
@@ -38,7 +38,8 @@ def newest_note(events: Sequence[Recorded], kept: Note | None = None) -> Note:
 
 
 def may_lack(store: Store, life: str, run: str, generation: int, note: Note) -> bool:
-    """Tell whether a history may lack what its run did after a backup: of this store, or of one that it was in before.
+    """Return True if a history may lack what its run did after a backup: of this store, or of one that it was in
+    before.
 
     An imported run counts as such if this store was ever restored: before the import, the same file may have been
     imported in the time that is lost; after it, the run itself may have done more.
@@ -52,7 +53,7 @@ def may_lack(store: Store, life: str, run: str, generation: int, note: Note) -> 
 
 
 def life_of_copy(store: Store, run: str, generation: int, history: Sequence[Recorded]) -> str:
-    """Return the life that a copy of these events is to note: the present one, unless they may lack what was done."""
+    """Return the life that a copy of these events must record: the present one, unless they may lack what was done."""
     life = store.life()
     return NO_LIFE if may_lack(store, life, run, generation, newest_note(history)) else life
 
@@ -64,14 +65,14 @@ def restores_in(life: str) -> int:
 
 
 def mark_restored(store: Store) -> tuple[int, list[RunRow]]:
-    """Note in the store that it was restored. Returns how often that has happened now, and the unfinished runs.
+    """Record in the store that it was restored. Returns how often that has happened now, and the unfinished runs.
 
     From now on each of these runs asks (its probes, or a person) before it does a step that must not happen twice.
     """
     store.bury_dead(store.now())
     expected = store.restores()
     if not store.is_in_use():
-        # Rows of the backup whose locks are elsewhere, or nowhere: no process holds one beside this store.
+        # Rows of the backup whose locks are elsewhere, or nowhere: no process holds one on this store.
         store.bury_dead(max((worker.lease_until for worker in store.workers()), default=0) + 1)
         (verdict,) = store.commit([MarkRestored(expected)])
         if isinstance(verdict, Accepted):

@@ -1,7 +1,7 @@
-"""What is in the rows of saved threads and items: where values are, and the digests that make damage visible.
+"""The rows of saved threads and items: where values are, and the digests that reveal damage.
 
-The row of a state says for each value where it is: in the row itself if it is small, else in parts. Here is also how a
-whole thread is read and verified, whichever framework saved it.
+The row of a state says for each value where it is: in the row itself if it is small, else in parts. This module also
+reads and verifies a whole thread, whichever framework saved it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ PAGE: Final = 200
 LAST: Final = 2**62
 """Greater than the number of any part."""
 WHOLE: Final = -1
-"""What stands for the number of elements of a value that is not a growing list."""
+"""Replaces the number of elements for a value that is not a growing list."""
 
 
 class Ref(NamedTuple):
-    """Where the value of a channel is."""
+    """The place of a channel's value."""
 
     version: Any
     kind: str
@@ -33,17 +33,17 @@ class Ref(NamedTuple):
 
 
 class Body(NamedTuple):
-    """What is in the row of a state."""
+    """The content of a state's row."""
 
     checkpoint: tuple[str, bytes]
     metadata: tuple[str, bytes]
     refs: dict[str, Ref]
     branch: str = ""
-    """In which branch of its thread it is: see `branches`."""
+    """The branch of its thread: see `branches`."""
     skipped: int = 0
-    """How many numbers of supersteps before it stand for copies of checkpoints."""
+    """How many numbers of supersteps before it belong to copies of checkpoints."""
     source: str = ""
-    """What LangGraph says that it came from: an input, a superstep, a change by a person, or another one."""
+    """Its origin according to LangGraph: an input, a superstep, a change by a person, or another one."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -69,7 +69,7 @@ def moved(thread: str, row: SavedState) -> SavedState:
 
 
 def body_of(thread: str, row: SavedState) -> Body:
-    """Return what is in a row, if that is what was written."""
+    """Return the content of a row. Raises `Damaged` if it does not match its digest."""
     if _digest(thread, row.namespace, row.id, row.parent, row.body) != row.digest:
         raise Damaged(f"The saved state {row.id} of thread {thread!r} does not match its digest.")
     try:
@@ -93,7 +93,7 @@ def moved_write(thread: str, row: SavedWrite) -> SavedWrite:
 
 
 def value_of_write(thread: str, row: SavedWrite) -> tuple[str, bytes]:
-    """Return what was written, if it is what was written."""
+    """Return a written value. Raises `Damaged` if it does not match its digest."""
     if _digest(thread, *row[:-1]) != row.digest:
         raise Damaged(
             f"A write of call {row.call} in state {row.state} of thread {thread!r} does not match its digest."
@@ -103,7 +103,7 @@ def value_of_write(thread: str, row: SavedWrite) -> tuple[str, bytes]:
 
 # -- values in parts ----------------------------------------------------------------------------------------------
 def first_digest(namespace: str, channel: str, series: str) -> bytes:
-    """Return what stands before the first part of a series."""
+    """Return the digest that precedes the first part of a series."""
     return _digest(namespace, channel, series)
 
 
@@ -125,7 +125,7 @@ def joined(namespace: str, channel: str, ref: Ref, parts: Sequence[SavedPart]) -
 
 # -- whole threads ------------------------------------------------------------------------------------------------
 def dump_thread(saved: SavedReads, thread: str) -> ThreadDump:
-    """Read all that a thread has. Others must not write to it meanwhile."""
+    """Read the whole content of a thread. It must not be written to meanwhile."""
     states: list[SavedState] = []
     while page := saved.states(thread, None, (states[-1].id, states[-1].namespace) if states else None, PAGE):
         states += page
@@ -139,7 +139,7 @@ def dump_thread(saved: SavedReads, thread: str) -> ThreadDump:
 
 
 def verify_thread(dump: ThreadDump) -> None:
-    """Raise `Damaged` unless all that a thread has matches its digests, and all values that it names are there."""
+    """Raise `Damaged` unless the whole content of a thread matches its digests, and all values that it names exist."""
     series: dict[tuple[str, str, str], list[SavedPart]] = {}
     for part in dump.parts:
         series.setdefault((part.namespace, part.channel, part.series), []).append(part)
@@ -172,7 +172,7 @@ def every_thread(saved: SavedReads) -> Iterator[str]:
 
 
 def every_item(saved: SavedReads, at: int) -> Iterator[SavedItem]:
-    """Give all items that are alive at a time."""
+    """Give all items that have not expired at a time."""
     last = ("", "")
     while page := saved.items("", at, last, PAGE):
         yield from page

@@ -1,4 +1,4 @@
-"""Streams as they are stored: read from a place on, verified, and copied into a fork."""
+"""Stored streams: read from a position on, verified, and copied into a fork."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from everstep.stores.protocol import RunRow, Store
 from everstep.stores.rows.answers_and_streams import EntryRow
 
 PAGE: Final = 500
-"""So many entries are read at once."""
+"""The number of entries that are read at once."""
 HISTORY_POSITIONS: Final = 1_000_000_000
-"""Positions that each history of a run has for one stream: those of its next generation begin behind them."""
+"""The number of positions of each stream in one history of a run: those of its next generation come after them."""
 
 
 class Reader:
-    """Reads a stream of one history from a place on, and believes nothing that does not match its digest."""
+    """Reads a stream of one history from a position on, and returns only entries that match their digests."""
 
     def __init__(self, store: Store, row: RunRow, name: str, after: int = 0) -> None:
         self.generation = row.generation
@@ -42,7 +42,7 @@ class Reader:
         return found[0].digest
 
     def page(self) -> Sequence[EntryRow]:
-        """Return the next entries, as many as there are, up to a page."""
+        """Return the next entries, at most a page."""
         rows = self._store.stream(self._run, self.generation, self._name, self._position, PAGE)
         for row in rows:
             if row.position != self._position + 1:
@@ -62,10 +62,10 @@ class Reader:
 
 
 def copied_streams(store: Store, row: RunRow, generation: int, run: str, bodies: list[ev.Body]) -> list[EntryRow]:
-    """Return the entries that some events tell of, linked anew for a run that begins with these events.
+    """Return the entries that some events mention, with new digests for a run that begins with these events.
 
-    The bodies of the events are exchanged for ones with the new digests. What an attempt under way has written is not
-    copied: no event tells of it.
+    The bodies of the events are replaced by ones with the new digests. Entries of an unfinished attempt are not copied,
+    because no event mentions them.
     """
     ends: dict[str, int] = {}
     for body in bodies:
@@ -89,7 +89,7 @@ def copied_streams(store: Store, row: RunRow, generation: int, run: str, bodies:
 
 
 def verify_streams(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
-    """Raise `Damaged` unless every entry matches its digest, and all that the history tells of are there."""
+    """Raise `Damaged` unless every entry matches its digest, and all entries that the history mentions exist."""
     noted: dict[str, dict[int, str]] = {}
     for event in history:
         if event.kind in ("stream_appended", "stream_noted"):

@@ -1,4 +1,4 @@
-"""Loading a history and verifying it: nothing is believed that does not match its digests."""
+"""Loading a history and verifying it: data that does not match its digest is never used."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -43,25 +43,25 @@ class Event(NamedTuple):
 
 
 class History(list[Recorded]):
-    """Verified events, in order, and the kinds that are among them. It stays as it is."""
+    """Verified events, in order, and their kinds. It is never changed."""
 
     kinds: Set[str] = frozenset()
     left_out: int = 0
-    """Of how many events the secrets were left out: they cannot be verified, and the run cannot go on."""
+    """The number of events whose secrets were left out: they cannot be verified, and the run cannot continue."""
 
 
 def kinds_of(events: Iterable[Recorded]) -> Set[str]:
-    """Return the kinds that are among events: what is not there need not be looked for one by one."""
+    """Return the kinds of events, so that callers can skip a search for kinds that do not occur."""
     return events.kinds if type(events) is History else set(map(itemgetter(1), events))
 
 
 LONG: Final = 1000
-"""From so many events on, loading and replaying a history pauses the garbage collector."""
+"""From this many events on, loading and replaying a history pauses the garbage collector."""
 
 
 @contextmanager
 def without_collections(events: int) -> Generator[None]:
-    """Pause the collector while a long history is built up."""
+    """Pause the garbage collector while a long history is built."""
     if events < LONG:
         yield
         return
@@ -94,7 +94,7 @@ def load_generations(store: Store, row: RunRow) -> list[list[Recorded]]:
     """Return the histories of all generations of a run, verified; raise `Damaged` if one of them is not sound."""
     histories: list[list[Recorded]] = []
     for generation in range(1, row.generation):
-        # The row knows only the newest head; an older history vouches for itself by its chain.
+        # The row has only the newest head; the chain of an older history proves itself.
         if not (events := store.events(row.id, generation)):
             refuse_deleted(store, row)
             raise Damaged(f"Generation {generation} of run {row.id} is not there.")
@@ -103,10 +103,15 @@ def load_generations(store: Store, row: RunRow) -> list[list[Recorded]]:
     return [*histories, load_verified(store, row)]
 
 
+def unknown_run(store: Store, run: str) -> UnknownRun:
+    """Say that there is no such run, and where."""
+    return UnknownRun(f"There is no run {run!r} in {store.url}. `everstep ls` lists the runs there.")
+
+
 def refuse_deleted(store: Store, row: RunRow) -> None:
     """Raise `BeingDeleted` if a run that had ended is being deleted, or was deleted since its row was read.
 
-    What is left of it is not whole, and that is no damage.
+    The rest of it is incomplete, which is not damage.
     """
     if row.status in ENDED and (store.is_being_deleted(row.id) or store.run(row.id) is None):
         raise BeingDeleted(
@@ -117,7 +122,7 @@ def refuse_deleted(store: Store, row: RunRow) -> None:
 
 
 def refuse_generation(row: RunRow, generation: int) -> None:
-    """Raise `Misuse`, saying which there are, if a run has no such generation."""
+    """Raise `Misuse` that lists the generations, if a run has no such generation."""
     if not 1 <= generation <= row.generation:
         there = "only generation 1" if row.generation == 1 else f"the generations 1 to {row.generation}"
         raise Misuse(f"The run {row.id} has {there}; {generation} is not there.")
@@ -131,17 +136,17 @@ def _standing_at(history: Sequence[Recorded]) -> bytes | None:
 
 
 def compare_with_row(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
-    """Raise `Damaged` if the row tells another story than a history, of which the ends at least are there."""
+    """Raise `Damaged` if the row disagrees with a history, of which at least the ends are given."""
     compare_ends(row, history[0], history[-1])
     if row.status == "held" and not says_held(history[-1]):
         _expect_damaged_hold(store, row, history[-1].seq)
 
 
 def read_now(store: Store, row: RunRow, read: Callable[[RunRow], T]) -> tuple[RunRow, T]:
-    """Return what is read of a run as it is now, and its row, by `read`, which gets the row and raises `Damaged`.
+    """Return what `read` reads of a run as it is now, and its row. `read` gets the row and raises `Damaged`.
 
-    A run that is not claimed may be driven meanwhile. Its row and its events are read one after the other, so what does
-    not fit is damage only if the row is still the same.
+    A run that is not claimed may be driven meanwhile. Its row and its events are read one after the other, so a
+    mismatch is damage only if the row is still the same.
     """
     while True:
         try:
@@ -150,7 +155,7 @@ def read_now(store: Store, row: RunRow, read: Callable[[RunRow], T]) -> tuple[Ru
             refuse_deleted(store, row)
             before, now = row, store.run(row.id)
             if now is None:
-                raise UnknownRun(f"There is no run {row.id!r} in {store.url}.") from None
+                raise unknown_run(store, row.id) from None
             row = now
             if not has_moved(before, now):
                 raise
@@ -170,7 +175,7 @@ def verify_now(
     """
     row = store.run(run)
     if row is None:
-        raise UnknownRun(f"There is no run {run!r} in {store.url}.")
+        raise unknown_run(store, run)
 
     def verified_now(row: RunRow) -> list[Recorded]:
         history = load_verified(store, row, looking=True)
@@ -185,8 +190,8 @@ def verify_now(
 def check_ends(store: Store, row: RunRow) -> Recorded:
     """Raise `Damaged` unless a run's row agrees with the first and the last event of its history. Returns the last.
 
-    Quick, whatever the length of the history: it is for results, which stand in the row. What lies between is verified
-    when a run is taken up (from its newest checkpoint on), and by `verify`.
+    Fast, whatever the length of the history: it is for results, which are in the row. The events in between are
+    verified when a run is resumed (from its newest checkpoint on), and by `verify`.
     """
     refuse_unreadable(row)
     wanted = sorted({1, max(row.head_seq - 1, 1), row.head_seq})
@@ -206,7 +211,7 @@ def check_ends(store: Store, row: RunRow) -> Recorded:
 
 
 def event_at(store: Store, row: RunRow, seq: int) -> Recorded:
-    """Return one event, after checking that it follows the one before it; raise `Damaged` if it is not there."""
+    """Return one event, after checking that it follows the previous one. Raises `Damaged` if it does not exist."""
     wanted = sorted({1, max(seq - 1, 1), seq})
     events = {event.seq: event for event in store.events(row.id, row.generation, only=wanted)}
     if sorted(events) != wanted:
@@ -216,7 +221,7 @@ def event_at(store: Store, row: RunRow, seq: int) -> Recorded:
 
 
 def refuse_without_key(store: Store, row: RunRow) -> None:
-    """Raise `ChainKeyMissing` if this process cannot read a run's history: before anything is done to the run."""
+    """Raise `ChainKeyMissing` if this process cannot read a run's history, before anything is done to the run."""
     try:
         key_of(store.events(row.id, row.generation, only=[1]), row, store.chain)
     except Damaged:
@@ -224,7 +229,7 @@ def refuse_without_key(store: Store, row: RunRow) -> None:
 
 
 def key_of(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> bytes:
-    """Return the key that a history says it is made with. If it lies, its digests do not fit."""
+    """Return the key that a history names. If the name is wrong, its digests do not match."""
     try:
         id = decode_body("run_started", events[0].body).chain if events and events[0].kind == "run_started" else ""
     except msgspec.MsgspecError:
@@ -245,13 +250,13 @@ def _linked(row: RunRow, before: bytes, event: EventRow, key: bytes) -> Recorded
 
 
 def _expect_damaged_hold(store: Store, row: RunRow, seq: int) -> None:
-    """A run whose history was found damaged is held without an event. Any other hold has one."""
+    """Check that a held run without an event has a hold for damage. Any other hold has an event."""
     if not any(hold.reason == "damaged" for hold in store.holds(run=row.id)):
         raise Damaged(f"The row of run {row.id} says held, but its history does not.", seq)
 
 
 def verify_payloads(store: Store, row: RunRow, history: Sequence[Recorded], *, is_newest: bool = True) -> None:
-    """Raise `Damaged` unless every payload that is kept beside the history is there and whole."""
+    """Raise `Damaged` unless every payload stored outside the history exists and is whole."""
     for event in history:
         for ref in refs_of(event.body):
             try:
@@ -263,7 +268,7 @@ def verify_payloads(store: Store, row: RunRow, history: Sequence[Recorded], *, i
 
 
 def refs_of(body: Any) -> list[str]:
-    """Return the digests of payloads that are kept beside an event with this body."""
+    """Return the digests of payloads that an event's body refers to."""
     ref = getattr(body, "ref", "") or getattr(body, "arguments_ref", "")
     refs = [ref] if ref else []
     if (carried := getattr(body, "carried", None)) is not None:
@@ -297,7 +302,7 @@ def chained(
                 raise Damaged(
                     f"Event {expected} of run {row.id} is missing: {seq} follows {expected - 1}.", expected - 1
                 )
-            state = new_state()  # this and the next three lines are what chain_next does
+            state = new_state()  # this and the next three lines do the same as chain_next
             header = f"{seq} {at} {decimals[len(kind)]} {decimals[len(step)]} {kind}{step}"
             state.update(digest + header.encode() + body)
             digest = state.digest()
@@ -309,7 +314,7 @@ def chained(
             append(new_tuple(Recorded, (seq, kind, step, at, decoders[kind](body))))
             kinds.add(kind)
             last_at = at
-    except KeyError:  # its digest fits, so it was written like this
+    except KeyError:  # its digest matches, so it was written like this
         raise _newer(row, expected, events[expected - first].kind) from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise Damaged(f"Event {expected} of run {row.id} cannot be read.", expected - 1) from None
@@ -318,10 +323,12 @@ def chained(
 
 
 def _unlike(row: RunRow, event: EventRow) -> Damaged | SecretsLeftOut:
-    """Return what it means that an event does not match its digest. Of no run that goes on is anything left out."""
+    """Return the error for an event that does not match its digest: damage, or secrets that were left out of an
+    export.
+    """
     if row.status in ENDED and is_left_out(event.body):
         return SecretsLeftOut(
-            f"The secrets of run {row.id} were left out when it was exported: it can be looked at, and it cannot go on "
+            f"The secrets of run {row.id} were left out when it was exported: it can be inspected, but not continue "
             "from what is here. Export it again with secrets=True (--with-secrets). Nothing was changed."
         )
     return Damaged(f"Event {event.seq} of run {row.id} does not match its digest.", event.seq - 1)
@@ -330,7 +337,7 @@ def _unlike(row: RunRow, event: EventRow) -> Damaged | SecretsLeftOut:
 def _newer(row: RunRow, seq: int, kind: str) -> NewerHistory:
     return NewerHistory(
         f"Event {seq} of run {row.id} is of a kind that this release does not know ({kind}). "
-        "A worker of the release that wrote it goes on with the run."
+        "A worker of the release that wrote it continues the run."
     )
 
 
@@ -345,9 +352,9 @@ def compare_with_head(row: RunRow, last: int, digest: bytes) -> None:
 
 
 def public_events(events: Sequence[EventRow]) -> list[Event]:
-    """Return events as users see them, their bodies as plain data. One that cannot be read says so.
+    """Return events as users see them, their bodies as plain data. An unreadable one says so.
 
-    What is secret is not among it.
+    Secrets are not included.
     """
     return [Event(seq, kind, step, at, shown_body(_plain(body))) for seq, kind, step, at, body, _ in events]
 
@@ -369,22 +376,22 @@ def preview_text(payload: bytes) -> str:
 
 
 def refuse_unreadable(row: RunRow) -> None:
-    """Raise `Damaged` if a row cannot be read, or has a status that there is not."""
+    """Raise `Damaged` if a row cannot be read, or its status is not a valid one."""
     if row.damage:
         raise Damaged(f"The row of run {row.id} is damaged: {row.damage}.")
     refuse_no_status(row.id, row.status)
 
 
 def refuse_no_status(run: str, status: str) -> None:
-    """Raise `Damaged` if a row has a status that there is not."""
+    """Raise `Damaged` if a status is not a valid one."""
     if status not in STATUSES:
         raise Damaged(
-            f"The row of run {run} is damaged: there is no status {status!r}. `everstep repair {run}` puts it right."
+            f"The row of run {run} is damaged: there is no status {status!r}. `everstep repair {run}` repairs it."
         )
 
 
 def compare_ends(row: RunRow, first: "Recorded", last: "Recorded") -> None:
-    """Raise `Damaged` if the row tells another story than the first and the last event: another run, another end."""
+    """Raise `Damaged` if the row disagrees with the first and the last event: another run, another end."""
     started = first.body
     pairs: tuple[tuple[str, Any, Any], ...] = (
         ("workflow", started.workflow, row.workflow),
@@ -417,12 +424,12 @@ def created_at(first: "Recorded") -> int:
 
 
 def says_held(last: "Recorded") -> bool:
-    """Tell whether a history that ends so is that of a run which waits for a person."""
+    """Return True if a history with this last event belongs to a held run."""
     return last.kind == "run_held" or (last.kind == "run_repaired" and last.body.status == "held")
 
 
 def is_outcome_of(last: "Recorded", outcome: bytes | None) -> bool:
-    """Tell whether a payload is what an end says that the run returned or raised; nothing if it does neither."""
+    """Return True if a payload is the outcome of an end; None for an end without an outcome."""
     if last.kind not in ("run_completed", "run_failed"):
         return outcome is None
     payload = bytes(last.body.value if last.kind == "run_completed" else last.body.error)
@@ -454,7 +461,7 @@ def compare_published(row: RunRow, expected: Mapping[str, Any], last: int) -> No
 
 
 def compare_budget(row: RunRow, expected: bytes | None, last: int) -> None:
-    """Raise `Damaged` if the row says that the budget stands otherwise than the history, which ends with `last`."""
+    """Raise `Damaged` if the row's budget differs from that of the history, which ends with event `last`."""
     if row.budget != expected:
         raise Damaged(f"The row of run {row.id} tells of another budget than its history.", last)
 
@@ -472,15 +479,15 @@ _PUBLISHING = _LATER_PUBLISHING | {"run_started"}
 def _publishing(history: Sequence["Recorded"]) -> Sequence["Recorded"]:
     kinds: Set[str] = getattr(history, "kinds", _PUBLISHING)
     if kinds.isdisjoint(_LATER_PUBLISHING):
-        return history[:1]  # the first one may bring some along
+        return history[:1]  # the first event may carry some
     return [event for event in history if event[1] in _PUBLISHING]
 
 
 def published_by(history: Sequence["Recorded"], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the published values as the row has them: all that counted when the newest was published.
+    """Return the published values as the row has them: those that counted when the newest was published.
 
     What a retry makes void stays in the row until something is published again. `before` are those that counted before
-    the events that are given.
+    the given events.
     """
     counted: list[Recorded] = []
     earlier = before or {}

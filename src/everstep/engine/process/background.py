@@ -1,24 +1,21 @@
-"""What an app does in the background: what fails there is logged, tried again, counted and shown.
+"""The background work of an app: a failure is logged, retried, counted and reported.
 
-Each kind of work has a name. Work that fails is tried again, after a pause that grows up to a few seconds; a task that
-was cancelled with all others of the application begins again. How often each has failed, and what fails now, is in the
+Each kind of work has a name. Work that fails is retried, after a pause that grows up to a few seconds; a task that was
+cancelled with all others of the application begins again. How often each has failed, and what fails now, is in the
 worker's row, in its health answer and in `everstep doctor`. While anything has failed for longer than the app's
-patience, the app takes up no more runs of others; it begins again by itself when that work succeeds.
+patience, the app claims no more runs of others; it begins again by itself when that work succeeds.
 
-What fails for one run alone is not here: see `stumbling.py`.
+Failures for one run alone are not here: see `interruptions.py`.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from everstep.engine.process.worker_row import Trouble
+from everstep.engine.run.host import RunHost
 from everstep.errors import StoreFailed
 from everstep.model.untrusted import described, is_a, logger, type_name
-
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
 
 log = logger("everstep.background")
 
@@ -28,7 +25,7 @@ PATIENCE_SECONDS: Final = 60.0
 """After this time without success of any background work, an app stops claiming runs."""
 FIRST_SECONDS: Final = 0.1
 MOST_SECONDS: Final = 5.0
-"""Work that failed is tried again after 0.1, 0.2, 0.4 … 5 seconds."""
+"""The longest pause between retries: 0.1, 0.2, 0.4 … 5 seconds."""
 
 
 def pause_after(failures: int) -> float:
@@ -36,8 +33,33 @@ def pause_after(failures: int) -> float:
     return float(min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 1, 20)))
 
 
+class Pump(Protocol):
+    """What looks for news in the store, and keeps the worker's row."""
+
+    def nudge(self) -> None:
+        """Look soon."""
+
+    def say_soon(self) -> None:
+        """Write what is wrong into the worker's row soon."""
+
+
+class BackgroundHost(RunHost, Protocol):
+    """What background work needs of its app, beyond what a driver needs of it."""
+
+    @property
+    def pump(self) -> Pump:
+        """What looks for news in the store."""
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the store has failed, so that nothing is written any more."""
+
+    def fail(self, error: BaseException) -> None:
+        """The store has failed: nothing more is written."""
+
+
 class _Work:
-    """One kind of work, and how it fares."""
+    """One kind of work, and its failures."""
 
     __slots__ = ("again_at", "endless", "failing_since", "in_a_row", "make", "said", "task", "timer", "trouble")
 
@@ -48,7 +70,7 @@ class _Work:
         self.failing_since = self.again_at = 0.0
         self.said = ""
         self.make: Callable[[], Coroutine[Any, Any, Any]] | None = None
-        """What makes the coroutine of its task."""
+        """Makes the coroutine of its task."""
         self.task: asyncio.Task[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -56,24 +78,24 @@ class _Work:
 class Background:
     """The background work of an app, by name."""
 
-    def __init__(self, app: "Host", patience: float) -> None:
+    def __init__(self, app: BackgroundHost, patience: float) -> None:
         self._app = app
         self._patience = patience
         self._works: dict[str, _Work] = {}
         self._is_closing = False
         self.not_claiming = ""
-        """Why this app takes up no more runs of others, when that was last looked at."""
+        """Why this app claims no more runs of others, at the last check."""
 
     # -- failures and successes ------------------------------------------------------------------------------------
     def failed(self, name: str, error: BaseException) -> float:
-        """Log and count a failure, and return the seconds after which the work should be tried again."""
+        """Log and count a failure, and return the seconds after which to retry the work."""
         work, now = self._works.setdefault(name, _Work()), self._app.loop.time()
         if is_a(error, StoreFailed) and not self._app.is_failed:
-            self._app.fail(error)  # no work that succeeds later can mend that
+            self._app.fail(error)  # no later success can repair that
         work.trouble.failures += 1
         work.trouble.error = type_name(error)
         if work.in_a_row and now < work.again_at:
-            return work.again_at - now  # it was said just now
+            return work.again_at - now  # it was logged a moment ago
         if not work.in_a_row:
             work.failing_since, work.trouble.since = now, self._app.clock.now()
             self._app.pump.say_soon()
@@ -88,45 +110,45 @@ class Background:
         return pause
 
     def note(self, name: str, error: BaseException) -> None:
-        """Count what went wrong and is over by now. Whoever saw it has logged it."""
+        """Count a failure that is over by now. The caller has logged it."""
         trouble = self._works.setdefault(name, _Work()).trouble
         trouble.failures += 1
         trouble.error = type_name(error)
         self._app.pump.say_soon()
 
     def works(self, name: str) -> None:
-        """The work has succeeded."""
+        """Record that the work has succeeded."""
         work = self._works.get(name)
         if work is not None and work.in_a_row:
-            log.warning("Background work goes on (%s), after %d failures.", name, work.in_a_row)
+            log.warning("Background work continues (%s), after %d failures.", name, work.in_a_row)
             work.in_a_row, work.trouble.since, work.again_at, work.said = 0, 0, 0.0, ""
             self._app.pump.say_soon()
             self.why_not_claiming()
 
     def may_try(self, name: str) -> bool:
-        """Tell whether the work is not in the pause after a failure."""
+        """Return True if the work is not in the pause after a failure."""
         work = self._works.get(name)
         return work is None or not work.in_a_row or self._app.loop.time() >= work.again_at
 
     def attempt(self, name: str, function: Callable[..., R], *args: Any) -> R | None:
-        """Do a piece of work, unless it failed just now. What it raises is noted here; then None is returned."""
+        """Do a piece of work, unless it failed a moment ago. An error is recorded; then None is returned."""
         if not self.may_try(name):
             return None
         try:
             result = function(*args)
-        except Exception as error:  # noqa: BLE001  # whatever it is, other work goes on
+        except Exception as error:  # noqa: BLE001  # in any case, other work continues
             self.failed(name, error)
             return None
         self.works(name)
         return result
 
     async def attempt_async(self, name: str, function: Callable[..., Coroutine[Any, Any, R]], *args: Any) -> R | None:
-        """Do the same with a coroutine function."""
+        """The same for a coroutine function."""
         if not self.may_try(name):
             return None
         try:
             result = await function(*args)
-        except Exception as error:  # noqa: BLE001  # whatever it is, other work goes on
+        except Exception as error:  # noqa: BLE001  # in any case, other work continues
             self.failed(name, error)
             return None
         self.works(name)
@@ -136,8 +158,7 @@ class Background:
     def keep(self, name: str, make: Callable[[], Coroutine[Any, Any, Any]], *, endless: bool = False) -> None:
         """Run a task until it returns. One that raises, or is cancelled by the application, begins again.
 
-        While there is such a task, or one is about to begin again, there is no second. `endless`: it never returns by
-        itself.
+        A second task of the same name is not started. `endless`: the task never returns by itself.
         """
         work = self._works.setdefault(name, _Work())
         work.endless = endless
@@ -146,13 +167,13 @@ class Background:
             self._begin(name, work)
 
     def is_under_way(self, name: str) -> bool:
-        """Tell whether a task is under way."""
+        """Return True if a task is running."""
         work = self._works.get(name)
         return work is not None and work.task is not None
 
     @property
     def is_busy(self) -> bool:
-        """Whether any task is under way that will return."""
+        """Whether any task is running that will return."""
         return any(work.task is not None and not work.endless for work in self._works.values())
 
     def _begin(self, name: str, work: _Work) -> None:
@@ -176,14 +197,14 @@ class Background:
             work.timer = self._app.loop.call_later(self.failed(name, error), self._begin, name, work)
 
     async def end(self, name: str, *, cancel: bool = False) -> None:
-        """Let a task come to its end and wait for that; it does not begin again."""
+        """Wait until a task has ended; it does not begin again."""
         if (task := self.let_end(name)) is not None:
             if cancel:
                 task.cancel()
             await asyncio.wait([task])
 
     def let_end(self, name: str) -> "asyncio.Task[Any] | None":
-        """Do not begin a task again, and return it if it is under way."""
+        """Prevent a task from beginning again, and return it if it is running."""
         work = self._works.get(name)
         if work is None:
             return None
@@ -194,7 +215,7 @@ class Background:
         return work.task
 
     def close(self) -> list["asyncio.Task[Any]"]:
-        """Begin nothing again. Returns the tasks that are under way, cancelled."""
+        """Prevent all tasks from beginning again. Returns the running ones, cancelled."""
         self._is_closing = True
         tasks = []
         for work in self._works.values():
@@ -207,16 +228,16 @@ class Background:
 
     # -- what others see -------------------------------------------------------------------------------------------
     def why_not_claiming(self) -> str:
-        """Say why this app takes up no more runs of others; "" if it does. A change of that is logged."""
+        """Return why this app claims no more runs of others; "" if it does. A change is logged."""
         now = self._app.loop.time()
         failing = {name: now - work.failing_since for name, work in self._works.items() if work.in_a_row}
         late = [f"{name} ({self._works[name].trouble.error})" for name in failing if failing[name] >= self._patience]
         why = f"no success for {self._patience:g} s or more: {', '.join(sorted(late))}" if late else ""
         if why and not self.not_claiming:
-            log.error("This app takes up no more runs of others until that succeeds: %s.", why)
+            log.error("This app claims no more runs of others until that succeeds: %s.", why)
             self._app.pump.say_soon()
         elif self.not_claiming and not why:
-            log.warning("This app takes up runs of others again.")
+            log.warning("This app claims runs of others again.")
             self._app.pump.nudge()
         self.not_claiming = why
         return why

@@ -1,8 +1,8 @@
 """Group commit: everything that is ready, of all runs, goes into one transaction; then the waiters are woken.
 
-A hop to another thread costs as much as a fast fsync. So while only one run is ready and commits are quick, the
-commit is made right here on the application's loop; as soon as there are many or the disk is slow, on the committer's
-thread: the application's loop never waits long for a disk.
+A hop to another thread costs as much as a fast fsync. So while only one run is ready and commits are fast, the commit
+is made on the application's loop; when there are several or the disk is slow, on the committer's thread: the
+application's loop never waits long for a disk.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final, Protocol, final
 
+from everstep.engine.code.stops import EXITS, pass_on
 from everstep.errors import Misuse, StoreBusy, StoreError
 from everstep.model.untrusted import logger
 from everstep.stores.brief import Busy
@@ -24,18 +25,18 @@ log = logger("everstep.store")
 QUICK_SECONDS: Final = 0.002
 """A commit that takes longer than this is not made on the application's loop."""
 LINGER_SECONDS: Final = 0.001
-"""How long events that nobody waits for may gather before their commit begins."""
+"""How long events that no caller waits for may gather before their commit begins, in seconds."""
 ROOM_SECONDS: Final = 0.5
 """How often a store that cannot be written is tried again."""
 THREAD_SECONDS: Final = 0.05
-"""How often a commit is tried again that had to wait for another process, while there is no thread that could wait."""
+"""How often to retry a commit that had to wait for another process, while the machine has no thread that could wait."""
 
 
 class Source(Protocol):
-    """A run that has something to write. It is asked for its unit when a transaction is put together."""
+    """A run that has something to write. It makes its unit when a transaction is assembled."""
 
     is_queued: bool
-    """Whether the committer knows that it has something to write."""
+    """Whether it is in the committer's queue."""
 
     def unit(self) -> Append | None:
         """Return everything that is not saved yet, or None if that is nothing."""
@@ -46,17 +47,17 @@ class Source(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Take the news that the store has failed."""
+        """Handle the failure of the store."""
         ...
 
     def stumble(self, error: BaseException, *, is_own: bool) -> None:
-        """One of the above raised (`is_own`), or it is unknown whether the unit was written: leave memory."""
+        """Leave memory, because one of the above raised (`is_own`), or it is unknown whether the unit was written."""
         ...
 
 
 @final
 class _Request:
-    """An operation of an application: it waits for its verdict, and is told at once when the disk is full."""
+    """An operation of an application. It waits for its verdict, and fails at once when the disk is full."""
 
     __slots__ = ("future", "operation")
 
@@ -110,13 +111,13 @@ class Committer:
         self._is_settling = False
         self._closed = False
         self._seconds = 0.0
-        self._batches: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[list[list[_Entry]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._idle: asyncio.Future[None] | None = None
 
     # -- what comes in ---------------------------------------------------------------------------------------------
     def ready(self, source: Source, *, waited_for: bool) -> None:
-        """Take note that a run has something to write; `waited_for` when something waits for it to be durable."""
+        """Queue a run that has something to write; `waited_for` if something waits until it is durable."""
         if not source.is_queued:
             source.is_queued = True
             self._queue.append(source)
@@ -130,7 +131,7 @@ class Committer:
         if self._closed:
             raise Misuse("The app was closed.")
         future: asyncio.Future[Verdict] = self._loop.create_future()
-        self._soon()  # first: what raises here must leave nothing in the queue that would be done all the same
+        self._soon()  # first, because an error here must leave nothing in the queue that would be done all the same
         self._queue.append(_Request(operation, future))
         return future
 
@@ -146,7 +147,7 @@ class Committer:
             self._flush()
 
     def commit_now(self) -> None:
-        """Commit at once, without a turn of the loop: for an app whose only run waits for just this."""
+        """Commit at once, without a turn of the loop: for an app whose only run waits for exactly this."""
         if self._waited_for and not self._busy and not self._is_settling:
             self._flush()
 
@@ -184,6 +185,7 @@ class Committer:
                     unit = entry.unit()
                 except BaseException as error:  # noqa: BLE001  # it reaches this run alone
                     self._let_stumble(entry, error)
+                    pass_on(error, self._loop)  # a signal that ends the process does so when the others are committed
                     continue
                 if unit is not None:
                     batch.append((entry, unit))
@@ -208,14 +210,18 @@ class Committer:
         self._settle(batch, verdicts)
 
     def _commit_elsewhere(self, batch: list[_Entry]) -> None:
-        """Let the thread do it."""
+        """Commit on the committer's thread."""
         self._busy = True
+        box = [batch]
         try:
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="everstep-committer", daemon=True)
                 thread.start()
                 self._thread, self._is_threadless = thread, False
-            self._batches.put(batch)
+            self._batches.put(box)
+        except EXITS:
+            self._batches.put(box)  # a signal: if it came after that, the thread finds the box empty
+            raise
         except (RuntimeError, MemoryError) as error:
             if not self._is_threadless:
                 self._is_threadless = True
@@ -223,7 +229,7 @@ class Committer:
             self._commit_without_thread(batch)
 
     def _commit_without_thread(self, batch: list[_Entry]) -> None:
-        """The machine has no thread for it: commit right here. If another process is writing, try again soon."""
+        """Commit right here because the machine has no thread. If another process is writing, try again soon."""
         try:
             verdicts = self.store.commit(list(map(_operation_of, batch)), patient=False)
         except Busy:
@@ -238,17 +244,19 @@ class Committer:
 
     def _work(self) -> None:
         """The committer's thread."""
-        while (batch := self._batches.get()) is not None:
-            began = time.perf_counter()
+        while (box := self._batches.get()) is not None:
+            if not box:
+                continue
+            batch, began = box.pop(), time.perf_counter()
             try:
                 verdicts = self.store.commit(list(map(_operation_of, batch)))
-            except BaseException as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
+            except BaseException as error:  # noqa: BLE001  # every failure goes to those that wait for the commit
                 self._tell(self._fail, batch, error)
             else:
                 self._tell(self._done_elsewhere, batch, verdicts, time.perf_counter() - began)
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> None:
-        while not self._loop.is_closed():  # else nothing is left to be told
+        while not self._loop.is_closed():  # otherwise nothing waits for it
             try:
                 self._loop.call_soon_threadsafe(callback, *args)
                 return
@@ -270,7 +278,7 @@ class Committer:
             self._works()
         if self.full:
             self.full = False
-            log.warning("The store takes writes again: work goes on.")
+            log.warning("The store takes writes again: work continues.")
         self._is_settling = True
         paused: Exception | None = None
         stop: BaseException | None = None
@@ -295,7 +303,7 @@ class Committer:
     def _let_stumble(
         self, target: Source | _Request, error: BaseException, *, is_own: bool = True
     ) -> BaseException | None:
-        """Tell a run that its callback raised. Returns the error if it is to stop this process."""
+        """Report to a run that its callback raised. Returns the error if it must stop this process."""
         try:
             if type(target) is _Request:
                 log.error("An operation could not be told its verdict", exc_info=error)
@@ -319,9 +327,10 @@ class Committer:
             self._flush_later = self._loop.call_later(LINGER_SECONDS, self._flush_lingering)
 
     def _fail(self, batch: list[_Entry], error: BaseException) -> None:
-        """Units of runs wait until the store can be written; who asked directly is told. Else the runs stop.
+        """Keep the units of runs until the store can be written, and fail direct requests. Other errors stop the runs.
 
-        What is no error of a store, such as refused memory, does not say what was written: the runs are read again.
+        An error that is not the store's, such as refused memory, does not say what was written: the runs are read
+        again.
         """
         self._busy = False
         pauses, is_known = _pauses(error), isinstance(error, StoreError | Misuse)
@@ -339,6 +348,7 @@ class Committer:
                     self._let_stumble(target, error, is_own=False)
             except BaseException as raised:  # noqa: BLE001  # it reaches this run alone
                 self._let_stumble(target, raised)
+                pass_on(raised, self._loop)
         if self._stalled:
             self._wait_for_room(error)
             self._now_idle()
@@ -349,7 +359,7 @@ class Committer:
         if not self.full:
             self.full = True
             self._note_failure(error)
-            log.error("%s Work pauses, and goes on by itself when that is mended.", error)
+            log.error("%s Work pauses, and continues by itself when that is repaired.", error)
         if self._flush_later is None:
             self._flush_later = self._loop.call_later(ROOM_SECONDS, self._flush_lingering)
 
@@ -359,14 +369,18 @@ class Committer:
             self._idle.set_result(None)
 
     async def drained(self) -> None:
-        """Wait until everything that came in is durable (or, on a full disk, until it cannot be for now)."""
+        """Wait until everything that came in is durable (or, on a full disk, until it cannot be for now).
+
+        A signal whose handler raises may have cut off the flush that was wanted, before it began: so it is wanted anew.
+        """
         while (self._queue or self._busy) and not self.full:
             self._idle = self._loop.create_future()
+            self._flush_soon = False
             self._soon()
             await self._idle
 
     def stop(self) -> None:
-        """Write nothing more. Operations that wait are refused; the thread ends with what it is writing."""
+        """Write nothing more. Waiting operations are refused; the thread ends after its present write."""
         self._closed = True
         if self._flush_later is not None:
             self._flush_later.cancel()
@@ -387,5 +401,5 @@ class Committer:
 
 
 def _pauses(error: BaseException) -> bool:
-    """Tell whether a commit has certainly written nothing, and may be made again when that is mended."""
+    """Return True if a commit has certainly written nothing, and may be repeated when the cause is gone."""
     return isinstance(error, StoreError) and error.pauses

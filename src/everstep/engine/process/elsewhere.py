@@ -1,4 +1,4 @@
-"""Threads that wait for the store in the place of the loop, when it does not answer at once."""
+"""Threads that wait for the store instead of the loop, when it does not answer at once."""
 
 import asyncio
 import threading
@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 THREADS_MAX: Final = 8
-"""Questions that wait on threads at the same time. More of them wait for their turn: a store has few connections."""
+"""The maximum number of calls that wait on threads at the same time. Further calls wait for their turn: a store has
+few connections.
+"""
 
 R = TypeVar("R")
 
 
 class Elsewhere:
-    """The questions of an app that wait on threads."""
+    """The calls of an app that wait on threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -21,7 +23,7 @@ class Elsewhere:
         self._busy = 0
 
     def call(self, function: Callable[[], R]) -> "asyncio.Future[R]":
-        """Call a function on a thread. If the caller no longer waits, it is not begun, or ends unheard."""
+        """Call a function on a thread. If the caller no longer waits, it is not begun, or its result is dropped."""
         future: asyncio.Future[R] = self._loop.create_future()
         self._waiting.append((future, function))
         self._begin()
@@ -35,13 +37,13 @@ class Elsewhere:
             self._busy += 1
             try:
                 threading.Thread(target=self._work, args=(future, function), name="everstep-wait", daemon=True).start()
-            except (RuntimeError, MemoryError):  # the machine has no thread for it: then the loop waits after all
+            except (RuntimeError, MemoryError):  # the machine has no thread, so the loop itself waits
                 self._work(future, function)
 
     def _work(self, future: "asyncio.Future[Any]", function: Callable[[], Any]) -> None:
         try:
             told: tuple[Any, BaseException | None] = (function(), None)
-        except BaseException as error:  # noqa: BLE001  # whoever asked gets it
+        except BaseException as error:  # noqa: BLE001  # the caller gets it
             told = (None, error)
         try:
             self._loop.call_soon_threadsafe(self._ended, future, *told)
@@ -56,7 +58,7 @@ class Elsewhere:
 
 
 async def outlasted(future: "asyncio.Future[Any]") -> None:
-    """Wait until something has ended, also if the caller is cancelled meanwhile: that is raised afterwards."""
+    """Wait until a future has ended, even if the caller is cancelled meanwhile: that is raised afterwards."""
     stop: asyncio.CancelledError | None = None
     while not future.done():
         try:
@@ -68,9 +70,10 @@ async def outlasted(future: "asyncio.Future[Any]") -> None:
 
 
 async def on_a_thread(function: Callable[..., R], *args: Any) -> R:
-    """Call a function on a thread of its own. If the machine has none for it, call it right here.
+    """Call a function on a new thread. If the machine has none, call it right here.
 
-    Not `asyncio.to_thread`: when its pool is refused a thread, the call stays in its queue, and is made some day.
+    Not `asyncio.to_thread`: when its pool is refused a thread, the call stays in its queue, and is made some time
+    later.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()

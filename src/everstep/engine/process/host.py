@@ -1,10 +1,9 @@
-"""The part of an app that drives runs: it claims them, takes them up, lets them rest, and lets them go."""
+"""The part of an app that drives runs: it claims and resumes them, keeps waiting ones in memory, and lets them go."""
 
 import asyncio
 import contextvars
 import random
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,11 +16,11 @@ from everstep.engine.code import asyncio_parts
 from everstep.engine.code.stops import stop_in
 from everstep.engine.code.workflow import DECLARED, Workflow
 from everstep.engine.history.clock import Clock, MachineRandom, StoreClock
-from everstep.engine.history.damage import diagnose
 from everstep.engine.history.verify import Recorded
 from everstep.engine.process.background import PATIENCE_SECONDS, Background
 from everstep.engine.process.committer import Committer
 from everstep.engine.process.elsewhere import Elsewhere, on_a_thread, outlasted
+from everstep.engine.process.holding import Holding
 from everstep.engine.process.interruptions import Interrupted, Stumbling
 from everstep.engine.process.limits import Limits
 from everstep.engine.process.lost_tails import Losses
@@ -29,6 +28,7 @@ from everstep.engine.process.notify import Notifier, OnHold
 from everstep.engine.process.presence import Presence
 from everstep.engine.process.pump import Pump
 from everstep.engine.process.queues import Queueing
+from everstep.engine.process.resting import Resting
 from everstep.engine.process.retention import Collector
 from everstep.engine.process.returns import Returns
 from everstep.engine.process.schedules import Scheduler
@@ -38,13 +38,9 @@ from everstep.engine.run.bodies import BodyTasks
 from everstep.engine.run.children import RecentEnds
 from everstep.engine.run.drive import drive, drive_new
 from everstep.engine.run.driver import LOOK_AGAIN_SECONDS, Driver
-from everstep.engine.run.holds import HoldReport, damaged_report
-from everstep.engine.run.inbox import cancel_in, hold_in
-from everstep.engine.run.resume import is_supported, would_go_on
+from everstep.engine.run.holds import HoldReport
 from everstep.engine.run.threads import Threads
-from everstep.engine.run.units import cancelled_unit, hold_unit, resolve_unit
 from everstep.errors import Damaged, Misuse, StoreError, WorkerGone
-from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.retention import Retention
@@ -52,7 +48,6 @@ from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import logger
 from everstep.stores.brief import Busy, briefly
 from everstep.stores.protocol import (
-    Accepted,
     Claim,
     Claimed,
     GoneRow,
@@ -68,13 +63,14 @@ from everstep.stores.rows.keys import KeyChanges
 from everstep.stores.rows.queues import DEFAULT_QUEUE
 
 ONCE_SECONDS: Final = 10.0
-"""How long closing waits at least for a body whose effect nobody could tell afterwards."""
+"""The minimum time that closing waits for a body whose effect would be in doubt afterwards, in seconds."""
 
 
 async def wait_for_bodies(drivers: "Mapping[str, Driver]", seconds: float, *, can_save: Callable[[], bool]) -> None:
-    """Let running bodies end. Threads cannot be stopped, so they get a little time in any case.
+    """Wait for running bodies to end. Threads cannot be stopped, so they get a little time in any case.
 
-    What must not happen twice and is about to begin is waited for as well, unless nothing can become durable any more.
+    A step that must not happen twice and is about to begin is waited for as well, unless nothing can become durable any
+    more.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -88,96 +84,6 @@ async def wait_for_bodies(drivers: "Mapping[str, Driver]", seconds: float, *, ca
         await asyncio.sleep(0.02)
 
 
-RESTING_MAX: Final = 256
-"""Number of waiting runs cached in memory, to avoid a replay when a signal arrives."""
-
-
-class Resting:
-    """The waiting runs of an app, the longest waiting first."""
-
-    def __init__(self, app: "Host") -> None:
-        self._app = app
-        self._drivers: OrderedDict[str, Driver] = OrderedDict()
-
-    def add(self, driver: "Driver") -> None:
-        """Keep a run that waits now; the one that has waited longest leaves."""
-        if driver.execution.witnesses and driver.is_idle:
-            self._evict(driver)  # what it remembers of the outside is compared again before it goes on
-            return
-        self._drivers[driver.run] = driver
-        self._drivers.move_to_end(driver.run)
-        self.evict_oldest()
-
-    def evict_oldest(self) -> None:
-        """Let waiting runs leave memory while there are too many, the longest waiting first."""
-        while len(self._drivers) > RESTING_MAX:
-            run, oldest = next(iter(self._drivers.items()))
-            if oldest.status != "waiting" or oldest.stopped:
-                del self._drivers[run]
-            elif oldest.is_idle:
-                self._evict(oldest)
-            else:
-                return  # what it wrote is not durable yet; the pump looks again
-
-    def forget(self, driver: "Driver") -> None:
-        """The run leaves memory in another way."""
-        self._drivers.pop(driver.run, None)
-
-    def _evict(self, driver: "Driver") -> None:
-        self._drivers.pop(driver.run, None)
-        self._app.drivers.pop(driver.run, None)
-        driver.stop()
-        self._app.pump.nudge()  # from now on it wakes this run
-
-
-class Parts:
-    """What an app has only once somebody has asked for it."""
-
-    has_scheduler = False
-    has_limits = False
-    has_losses = False
-    has_interrupted = False
-
-    @cached_property
-    def recent_ends(self) -> "RecentEnds":
-        """How children ended that were driven here."""
-        return RecentEnds()
-
-    @cached_property
-    def scheduler(self: Any) -> "Scheduler":
-        """What starts the runs of schedules. Only an app with `recover` does that."""
-        self.has_scheduler = True
-        return Scheduler(self)
-
-    @cached_property
-    def limits(self: Any) -> "Limits":
-        """The steps that wait for a slot of a named limit, and those that have one."""
-        self.has_limits = True
-        return Limits(self)
-
-    @cached_property
-    def losses(self: Any) -> "Losses":
-        """The runs that have lost their tails and are not held yet."""
-        self.has_losses = True
-        return Losses(self)
-
-    @cached_property
-    def interrupted(self: Any) -> "Interrupted":
-        """The runs that were stopped, and are taken up again after a pause."""
-        self.has_interrupted = True
-        return Interrupted(self)
-
-    def look_for_losses(self: Any) -> set[str]:
-        """Stop the runs that are known by now to have lost their tails, have them held, and return their ids."""
-        found = self.store.lost_tails()
-        return self.losses.look(found) if found or self.has_losses else set()
-
-    def is_lost(self, run: str) -> bool:
-        """Tell whether a run is not to be driven: its tail is lost, and it is about to be held."""
-        self.look_for_losses()
-        return self.has_losses and run in self.losses.open
-
-
 log = logger("everstep.app")
 
 V = TypeVar("V")
@@ -185,14 +91,19 @@ V = TypeVar("V")
 THREADS_MAX: Final = 64
 """Number of `def` bodies that run at the same time."""
 STOP_SECONDS: Final = 5.0
-"""How long closing waits for bodies that were cancelled."""
+"""How long closing waits for bodies that were cancelled, in seconds."""
 LEAVE_ATTEMPTS: Final = 5
 """How often an app that closes tries to give its runs back."""
 CLAIMABLE: Final[tuple[Status, ...]] = ("queued", "running", "waiting")
 
 
-class Host(Parts):
+class Host:
     """A store, a committer, and the drivers of the runs that this process has claimed."""
+
+    has_scheduler = False
+    has_limits = False
+    has_losses = False
+    has_interrupted = False
 
     def __init__(
         self,
@@ -228,11 +139,10 @@ class Host(Parts):
         self.context = contextvars.copy_context()
         self.drivers: dict[str, Driver] = {}
         self.wanted: set[str] = set()
-        """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
+        """Runs that this app should drive and does not yet: another worker does, or they are about to be claimed."""
         self.untakeable: set[str] = set()
-        """Runs that cannot be claimed, or whose chain key is not here; they are let alone until this app ends."""
+        """Runs that cannot be claimed, or whose chain key is missing here; they are left alone until this app ends."""
         self.background = Background(self, patience)
-        self.returns = Returns(self)
         self.stumbling = Stumbling(self)
         self.watchers = Watchers(self)
         self.draining = False
@@ -246,34 +156,36 @@ class Host(Parts):
         self._awaited_keys: set[str] = set()
         """Keys that runs of this process wait for, or waited for."""
         self.resting = Resting(self)
+        self.holding = Holding(self)
         self.queueing = Queueing(self, queues)
         self.presence = Presence(self)
         self._taking_up: set[str] = set()
         self._woken: set[str] = set()
-        """Those of them for which something has arrived since they were claimed."""
+        """Those of them that have received a delivery since they were claimed."""
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._entering: asyncio.Task[None] | None = None
-        """What enters this process among the workers."""
+        """The task that registers this process as a worker."""
         self._failed: BaseException | None = None
 
     def leave_workers(self) -> None:
-        """This process is no worker any more."""
+        """Record that this process is no longer a worker."""
         self.worker = ""
 
     # -- opening and closing ---------------------------------------------------------------------------------------
     async def open(self) -> Self:
-        """Begin: bind to the running loop, and with `recover` take up what was left behind."""
+        """Begin: bind to the running loop, and with `recover` resume what was left behind."""
         asyncio_parts.install()
         self.loop = asyncio.get_running_loop()
         descent.watch_tasks(self.loop)
         self.thread = threading.get_ident()
         failed, works = self.background.failed, self.background.works
         self.threads = Threads(self.loop, THREADS_MAX, partial(failed, "threads"), partial(works, "threads"))
-        self.acting = Acting(self)
+        self.acting = Acting(self.loop, self.threads, self._running_bodies)
         descent.install()
         self.committer = Committer(self.store, self.loop, partial(failed, "commits"), partial(works, "commits"))
+        self.returns = Returns(self.background, self.committer)
         self.body_tasks = BodyTasks(self.loop, self.context)
         self.elsewhere = Elsewhere(self.loop)
         self.pump = Pump(self)
@@ -282,13 +194,13 @@ class Host(Parts):
         return self
 
     async def become_worker(self) -> None:
-        """Enter this process among the workers, once it drives its first run."""
+        """Register this process as a worker, when it drives its first run."""
         if not self.worker:
             if self.is_gone:
                 self.refuse_when_failed()
             if self._entering is None or self._entering.done():
                 self._entering = self.loop.create_task(self._enter())
-            await asyncio.shield(self._entering)  # whoever waits may be cancelled: a worker that is entered is known
+            await asyncio.shield(self._entering)  # the waiter may be cancelled, but a registered worker must be known
 
     async def _enter(self) -> None:
         worker, self.life = await on_a_thread(self.presence.enter)
@@ -322,13 +234,13 @@ class Host(Parts):
             await self._stop_all()
             await self.committer.close()
         except GeneratorExit:
-            can_wait = False  # nobody runs this task any more
+            can_wait = False  # this task no longer runs
             raise
         finally:
             await self._end(can_wait=can_wait and asyncio._get_running_loop() is not None)
 
     async def _end(self, *, can_wait: bool) -> None:
-        """Let go of everything. The store is left on a thread, and waited for also if the caller is cancelled."""
+        """Let go of everything. The store is left on a thread, and waited for even if the caller is cancelled."""
         if self._entering is not None and can_wait:
             await outlasted(self._entering)
         for driver in list(self.drivers.values()):
@@ -350,11 +262,11 @@ class Host(Parts):
             self.watchers.look_all_again()
 
     def _leave_store(self, acting: set[str], *, leaves: bool) -> None:
-        """Give the runs back and close the store. On a thread: it may have to be waited for."""
+        """Give the runs back and close the store. On a thread, because the store may block."""
         try:
             if leaves:
                 self._leave_patiently(acting)
-        finally:  # whatever happens: without its liveness lock, the runs of this worker are free
+        finally:  # in any case: without its liveness lock, the runs of this worker are free
             if acting:
                 log.warning("Steps of %d runs still act; these runs are free when that has ended.", len(acting))
                 self.acting.keep_until_ended(self.store.hand_over_lock(self.worker))
@@ -372,7 +284,7 @@ class Host(Parts):
             await asyncio.wait(stopping, timeout=STOP_SECONDS)
 
     def _leave_patiently(self, acting: set[str]) -> None:
-        """Leave; a statement that was interrupted, and wrote nothing, is tried again."""
+        """Leave the store; a statement that was interrupted, and wrote nothing, is repeated."""
         for attempt in range(1, LEAVE_ATTEMPTS + 1):
             try:
                 self._leave(acting)
@@ -391,6 +303,11 @@ class Host(Parts):
             Release(one.run, one.row.epoch, "waiting" if one.status == "waiting" else "queued") for one in others
         ]
         self.store.commit(back)
+
+    def _running_bodies(self) -> list[tuple[str, int]]:
+        """Return the run and the call of each body that runs here. May be called on any thread."""
+        drivers = [driver for driver in list(self.drivers.values()) if not driver.stopped]
+        return [(driver.run, call) for driver in drivers for call in list(driver.attempts.bodies.running)]
 
     # -- driving ---------------------------------------------------------------------------------------------------
     @property
@@ -413,14 +330,14 @@ class Host(Parts):
         drive_new(self, new.row, workflow, Recorded(seq, kind, step, at, new.started or decode_body(kind, body)))
 
     def note_driven(self, driver: Driver) -> None:
-        """A run is driven here from now on."""
+        """Record that a run is driven here from now on."""
         self.drivers[driver.run] = driver
         self.pump.look_after()
         self.wanted.discard(driver.run)
-        self.watchers.look_again(driver.run)  # for what another process wrote before this one took the run over
+        self.watchers.look_again(driver.run)  # another process may have written before this one took the run over
 
     def forget_driver(self, driver: Driver) -> None:
-        """A run is no longer driven here, if it was by this driver."""
+        """Forget a run that is no longer driven here, if it was by this driver."""
         if self.drivers.get(driver.run) is driver:
             del self.drivers[driver.run]
             self.pump.has_left()
@@ -431,37 +348,13 @@ class Host(Parts):
             raise error
         self.interrupted.set_aside(row, stop, "workflow code")
 
-    def hold_new(self, run: str, report: HoldReport) -> None:
-        """Hold a run that was started just now."""
-        self.spawn(self._hold_new(run, report), run=run)
-
     async def hold_or_leave(self, row: RunRow, report: HoldReport) -> None:
-        """Hold a claimed run, unless another worker may find nothing wrong with it."""
+        """Hold a claimed run, unless its code may match on another worker."""
         if not await self.presence.leaves_for_another(row, report.reason):
-            self.spawn(self.hold_claimed(row, report), run=row.id)
-
-    async def _hold_new(self, run: str, report: "HoldReport") -> None:
-        """Hold a run that was started just now. Its start may not be durable yet, and a claim comes behind that."""
-        verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), ("running",)))
-        if isinstance(verdict, Claimed):
-            await self.hold_claimed(verdict.row, report)
-
-    async def hold_claimed(self, row: RunRow, report: "HoldReport", consumed: Sequence[int] = ()) -> None:
-        try:
-            unit = await self.read(hold_unit, self, row, report)
-            unit.consumed = consumed
-            verdict = await self.committer.submit(unit)
-        except StoreError:
-            self.want(row.id)  # it is taken up again, and held then
-            raise
-        if not isinstance(verdict, Accepted):
-            self.watchers.look_again(row.id)  # somebody else drives it, and what looked wrong was their progress
-            return
-        self.held(unit.hold)
-        self.watchers.tell(row.id, "held", None)
+            self.spawn(self.holding.hold_claimed(row, report), run=row.id)
 
     def held(self, hold: "HoldRow | None") -> None:
-        """Tell whoever should know that a run is held."""
+        """Notify of a run that is held."""
         if hold is None:
             return
         log.warning("Run %s is held (%s); `everstep holds` says why and what can be done.", hold.run, hold.reason)
@@ -469,7 +362,7 @@ class Host(Parts):
 
     @contextmanager
     def setting_aside(self, run: str) -> Iterator[None]:
-        """Within the block a run that is claimed here is not taken up: something else is done with it."""
+        """Do not resume a claimed run within the block, because something else is done with it."""
         is_new = run not in self._taking_up
         self._taking_up.add(run)
         try:
@@ -479,11 +372,11 @@ class Host(Parts):
                 self._taking_up.discard(run)
 
     def put_aside(self, run: str) -> None:
-        """Do not take up a run until it is put back."""
+        """Do not resume a run until it is put back."""
         self._taking_up.add(run)
 
     def put_back(self, run: str) -> None:
-        """A run that was put aside may be taken up again."""
+        """Allow a run to be resumed that was put aside."""
         self._taking_up.discard(run)
         self._woken.discard(run)
 
@@ -506,18 +399,18 @@ class Host(Parts):
             if not isinstance(verdict, Claimed) or self.draining:
                 return False
             if self.is_lost(run):
-                await self.give_back(verdict.row)  # it is held first
+                await self.give_back(verdict.row)  # it must be held first
                 return False
             await drive(self, verdict)
             return run in self.drivers
         except Damaged as error:
-            log.error("Run %s cannot be taken up: %s", run, error)
+            log.error("Run %s cannot be resumed: %s", run, error)
             self.cannot_take_up(run)
             return False
         except (StoreError, asyncio.CancelledError):
-            self.want(run)  # it may be ours by now, and nobody else would look for it
+            self.want(run)  # it may be this worker's by now, and no other would look for it
             raise
-        except Exception as error:  # noqa: BLE001  # it reaches this run alone; others are taken up
+        except Exception as error:  # noqa: BLE001  # it reaches this run alone; others are claimed
             stumbled = error
             return False
         finally:
@@ -528,7 +421,7 @@ class Host(Parts):
                 self.stumbling.take_later(run, stumbled)
 
     def was_woken(self, run: str) -> bool:
-        """Tell whether something has arrived for a run since it was claimed."""
+        """Return True if a run has received a delivery since it was claimed."""
         return run in self._woken
 
     async def give_back(self, row: RunRow) -> None:
@@ -547,7 +440,7 @@ class Host(Parts):
         self.watchers.look_again(run)
 
     def compare_later(self, run: str, comparing: Coroutine[Any, Any, None]) -> None:
-        """Let the outside of a run be compared while others are looked after. It is not taken up again meanwhile."""
+        """Compare a run with the outside in the background. It is not resumed meanwhile."""
         self._comparing.add(run)
         self.spawn(self._compare(run, comparing), run=run)
 
@@ -559,40 +452,10 @@ class Host(Parts):
             self._taking_up.discard(run)
 
     def abandon(self, driver: Driver) -> None:
-        """The outside of a run could not be compared: it is taken up again."""
+        """Resume a run whose outside could not be compared."""
         driver.stop()
         if not self.draining:
             self.want(driver.run)
-
-    async def look_at_delayed(self, row: RunRow) -> None:
-        """A run that has not begun is cancelled or held without its code; anything else waits until it begins."""
-        for delivery in await self.read(self.store.inbox, row.id):
-            if delivery.kind == "cancel":
-                await self.end_claimed(row, cancel_in(delivery))
-                return
-            if delivery.kind == "hold":
-                await self.hold_claimed(row, hold_in(delivery), [delivery.number])
-                return
-
-    async def end_claimed(self, row: RunRow, request: ev.CancelRequested) -> bool:
-        """End a claimed run as cancelled, without its code. Cancels in its inbox are answered by that as well."""
-        consumed = [one.number for one in await self.read(self.store.inbox, row.id) if one.kind == "cancel"]
-        try:
-            unit = await self.read(cancelled_unit, self, row, request, consumed)
-        except Damaged as error:
-            report = damaged_report(error, await self.read(diagnose, self.store, row))
-            unit = await self.read(hold_unit, self, row, report)
-            if isinstance(await self.committer.submit(unit), Accepted):
-                self.held(unit.hold)
-            raise
-        verdict = await self.committer.submit(unit)
-        if not isinstance(verdict, Accepted):
-            await self.returns.give_back(Release(row.id, row.epoch, "queued"))
-            return False
-        for post in unit.posts:
-            self.wake(post.run)
-        self.ended_without_code(row.id, "cancelled")
-        return True
 
     def adopt(self, run: str) -> None:
         """Drive a child run that one of our runs has started."""
@@ -604,21 +467,21 @@ class Host(Parts):
     async def _adopt(self, run: str) -> None:
         taken = await self.take_up_run(run)
         if not taken:
-            await self.retry_diverged(run)
+            await self.holding.retry_diverged(run)
         if not taken or self.drivers[run].row.epoch > 1:
-            # It was there before. If it has ended, or is another's, that is in its parent's inbox already.
+            # It existed before. If it has ended, or is another worker's, its parent's inbox has that already.
             self.pump.nudge()
 
     def want(self, run: str) -> None:
-        """Remember a run that should be driven here as soon as nobody else does."""
+        """Remember a run that should be driven here as soon as no other worker does."""
         self.wanted.add(run)
         self.pump.look_after()
 
     def wake(self, run: str) -> None:
-        """Something arrived for a run: if it is here, let it look into its inbox; else look who can take it up."""
+        """Look at a run that received something: if it is here, it reads its inbox; otherwise look who can claim it."""
         driver = self.drivers.get(run)
         if driver is not None:
-            self.spawn(self._wake(driver), run=run)  # later: the code that sent it goes on first
+            self.spawn(self._wake(driver), run=run)  # later: the code that sent it continues first
         else:
             self.pump.nudge()
 
@@ -626,7 +489,7 @@ class Host(Parts):
         driver.take_inbox_and_deadlines()
 
     def wake_driver(self, run: str) -> None:
-        """Let a run that is here look at its inbox and its deadlines."""
+        """Make a run that is here read its inbox and check its deadlines."""
         driver = self.drivers.get(run)
         if driver is not None:
             driver.take_inbox_and_deadlines()
@@ -634,62 +497,30 @@ class Host(Parts):
             self._woken.add(run)
 
     def has_runs_in_memory(self) -> bool:
-        """Tell whether any run is in memory here, or is being taken up."""
+        """Return True if any run is in memory here, or is being resumed."""
         return bool(self.drivers or self._taking_up)
 
     def is_busy(self) -> bool:
-        """Tell whether any run is being driven here just now."""
+        """Return True if any run is active here now."""
         return bool(self._taking_up) or any(driver.status == "running" for driver in self.drivers.values())
 
     def is_at_rest(self) -> bool:
-        """Tell whether every run that is driven here waits, and all of that is durable."""
+        """Return True if every run that is driven here waits, and all of that is durable."""
         is_busy = self._taking_up or self._tasks or self.background.is_busy
         return not is_busy and all(driver.is_idle for driver in self.drivers.values())
 
-    async def retry_diverged(self, run: str) -> None:
-        """Compare a run that is held as diverged with the code as it is now; if it matches, it goes on by itself."""
-        holds = [hold for hold in await self.read(self.store.holds, run=run) if hold.reason == "diverged"]
-        row = await self.read(self.store.run, run)
-        if not holds or row is None or not is_supported(row) or row.workflow not in DECLARED.names():
-            return
-        await self.become_worker()
-        verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), ("held",)))
-        if not isinstance(verdict, Claimed):
-            return
-        if not await would_go_on(self, verdict.row, DECLARED.named(row.workflow)):
-            await self.returns.give_back(Release(run, verdict.row.epoch, "held"))
-            return
-        note = "the code matches the history again"
-        unit = await self.read(resolve_unit, self, verdict.row, holds[0], "retry", note=note, by="everstep")
-        if isinstance(await self.committer.submit(unit), Accepted):
-            self.adopt(run)
-
     def take_again(self, driver: Driver) -> None:
-        """Let a run leave memory, and take it up again from its history."""
+        """Evict a run, and resume it from its history."""
         self.let_go(driver)
         self.want(driver.run)
 
     def take_next(self, driver: Driver) -> None:
-        """The run goes on with a fresh history: let the old one leave memory, and take up the new one."""
+        """Evict the old generation of a run, and resume the new one."""
         self.take_again(driver)
         self.spawn(self.take_up_run(driver.run), run=driver.run)
 
-    def hold_unstorable(self, driver: Driver, error: BaseException) -> None:
-        """The store refuses a run's newest events, a value that is too large for instance: it stops, and no other."""
-        self.let_go(driver)
-        self.spawn(self._hold_unstorable(driver, type(error).__name__), run=driver.run)
-
-    async def _hold_unstorable(self, driver: Driver, error: str) -> None:
-        try:
-            row = await self.read(self.store.run, driver.run)
-        except StoreError:
-            self.want(driver.run)  # it is taken up again, and held then if the same is refused again
-            return
-        if row is not None and row.epoch == driver.row.epoch:
-            await self.hold_claimed(row, HoldReport("stuck", f"its newest events cannot be stored: {error}"))
-
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
-        """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
+        """Evict a run that has ended, is held, was taken over, or whose store failed, and notify its waiters."""
         self.resting.forget(driver)
         self.forget_driver(driver)
         status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold
@@ -707,13 +538,13 @@ class Host(Parts):
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
             if self._has_children or self._awaited_keys or driver.row.queue != DEFAULT_QUEUE:
-                self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, or for its slot
+                self.pump.nudge()  # another run here may follow this one, or wait for its keys or its slot
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
             self.watchers.look_again(driver.run)  # another process may have taken it over, and ended it
 
     def fail(self, error: BaseException) -> None:
-        """The store has failed: this process writes nothing more, and tells everyone who waits."""
+        """Stop because the store has failed: this process writes nothing more, and all waiters get the error."""
         if self._failed is None:
             what = "This worker was declared gone" if self.is_gone else "The store failed"
             log.error("%s; this process stops writing. %s", what, error)
@@ -721,18 +552,20 @@ class Host(Parts):
         self.watchers.look_all_again()
 
     def note_gone(self, worker: str) -> None:
-        """Keep that a worker counts as gone: it stops if it comes back, and people see why its steps were repeated."""
+        """Record that a worker counts as gone: it stops if it comes back, and people see why its steps were
+        repeated.
+        """
         note = f"no sign of life for {self.gone_after:g} s (gone_after)"
         gone = GoneRow("worker", worker, self.clock.now(), self.worker, note)
         self.spawn(on_a_thread(self.store.declare_gone, gone, [worker]))
 
     def ended_without_code(self, run: str, status: Status) -> None:
-        """Tell whoever waits for a run that it has ended, and whoever follows it to look into its inbox."""
+        """Notify waiters of a run that ended without its code, and make its followers read their inboxes."""
         self.watchers.tell(run, status, None)
         self.pump.nudge()
 
     def keys_changed(self, changes: "KeyChanges") -> None:
-        """A run has changed keys: whoever waits for them, here or left behind by others, has that in its inbox now."""
+        """Make the runs read their inboxes that wait for changed keys, here or left behind by others."""
         changed = changes.changed()
         if changes.waits or changed & self._awaited_keys or (self.recover and changed):
             self.pump.nudge()
@@ -745,9 +578,9 @@ class Host(Parts):
         return self._workflows if self._workflows is not None else DECLARED.names()
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], *, run: str = "") -> None:
-        """Do something once in the background. If it fails, that is noted, and the run that it is for is taken again.
+        """Run a coroutine once in the background. A failure is recorded, and its run is resumed.
 
-        What has to go on whatever happens is kept by `background` instead.
+        Work that must continue in any case belongs to `background` instead.
         """
         try:
             task = self.loop.create_task(coroutine, context=self.context.copy())
@@ -774,14 +607,54 @@ class Host(Parts):
             self.stumbling.take_later(run, error, is_own=not isinstance(error, asyncio.CancelledError))
         else:
             self.background.failed("tasks", error)
-            self.background.works("tasks")  # each is another one
+            self.background.works("tasks")  # each task is another one
             self.loop.call_later(LOOK_AGAIN_SECONDS, self.pump.nudge)
+
+    # -- parts that an app has only once they are asked for --------------------------------------------------------
+    @cached_property
+    def recent_ends(self) -> RecentEnds:
+        """How children ended that were driven here."""
+        return RecentEnds()
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """What starts the runs of schedules. Only an app with `recover` does that."""
+        self.has_scheduler = True
+        return Scheduler(self)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """The steps that wait for a slot of a named limit, and those that have one."""
+        self.has_limits = True
+        return Limits(self)
+
+    @cached_property
+    def losses(self) -> Losses:
+        """The runs that have lost their tails and are not held yet."""
+        self.has_losses = True
+        return Losses(self)
+
+    @cached_property
+    def interrupted(self) -> Interrupted:
+        """The runs that were stopped, and are taken up again after a pause."""
+        self.has_interrupted = True
+        return Interrupted(self)
+
+    def look_for_losses(self) -> set[str]:
+        """Stop the runs that are known by now to have lost their tails, have them held, and return their ids."""
+        found = self.store.lost_tails()
+        return self.losses.look(found) if found or self.has_losses else set()
+
+    def is_lost(self, run: str) -> bool:
+        """Tell whether a run is not to be driven: its tail is lost, and it is about to be held."""
+        self.look_for_losses()
+        return self.has_losses and run in self.losses.open
 
     # -- asking the store ------------------------------------------------------------------------------------------
     async def read(self, method: Callable[..., V], /, *args: Any, **named: Any) -> V:
-        """Ask the store: right here if it answers at once, else on a thread, while the loop goes on.
+        """Call a method of the store: right here if it answers at once, else on a thread, while the loop runs on.
 
-        It may be begun twice, and on another thread. So it is only for what changes nothing before the store has
+        It may be begun twice, and on another thread. So it is only for calls that change nothing before the store has
         answered.
         """
         try:
@@ -801,7 +674,7 @@ class Host(Parts):
         """Do the same where nothing can be awaited: call `then` with the answer, now or when it has come."""
         try:
             answer = briefly(method, *args)
-        except Busy:  # no task waits for it: an application may cancel all tasks, and the run would wait for ever
+        except Busy:  # not awaited by a task: an application may cancel all tasks, and the run would wait for ever
             answered = self.elsewhere.call(partial(method, *args))
             answered.add_done_callback(partial(self._answered, run, then, failed), context=self.context.copy())
         except StoreError as error:

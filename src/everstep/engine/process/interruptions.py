@@ -1,8 +1,8 @@
-"""Runs whose code, or one of whose bodies, was stopped: they leave memory unfinished and are taken up after a pause.
+"""Runs whose code, or one of whose bodies, was stopped: they leave memory unfinished and are resumed after a pause.
 
-Each time counts like the death of a process: a run that is stopped again and again without getting any further is held
-as `poisoned`. A cancellation counts only if the app outlives it. An application that ends cancels its tasks, and that
-is no fault of theirs.
+Each stop counts like the death of a process: a run that is stopped again and again without progress is held as
+`poisoned`. A cancellation counts only if the app outlives it: an application that ends cancels its tasks, and that is
+no fault of theirs.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from everstep.errors import StoreError
 from everstep.model.untrusted import Stopped, attribute, described, is_a, is_refusal, logger, type_name
 from everstep.stores.protocol import Claim, Claimed, Release, RunRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a host has this part, which drives the host's runs
     from everstep.engine.process.host import Host
 
 
@@ -27,7 +27,7 @@ log = logger("everstep.run")
 
 FIRST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 60.0
-"""A run that was stopped is taken up again after 1, 2, 4 … 60 seconds."""
+"""The longest pause before a run that was stopped is resumed: 1, 2, 4 … 60 seconds."""
 
 
 class Interrupted:
@@ -40,26 +40,28 @@ class Interrupted:
         self._causes: dict[str, str] = {}
 
     def is_pausing(self, run: str) -> bool:
-        """Tell whether a run is not to be taken up here yet."""
+        """Return True if a run must not be resumed here yet."""
         return run in self._alarms
 
     def cause(self, run: str) -> str:
-        """Return what stopped a run here last; "" if nothing did."""
+        """Return what last stopped a run here; "" if nothing did."""
         return self._causes.get(run, "")
 
     def leave(self, driver: "Driver", stop: BaseException, where: str) -> None:
-        """A driven run was stopped: let it leave memory, and come back later."""
+        """Evict a driven run that was stopped, and resume it later."""
         self._app.let_go(driver)
         self.set_aside(driver.row, stop, where)
 
     def set_aside(self, row: RunRow, stop: BaseException, where: str) -> None:
-        """A claimed run was stopped, and is not in memory. If all of the process is to stop, that follows."""
+        """Give back a claimed run that was stopped before it was in memory. If the whole process stops, that
+        follows.
+        """
         app, run = self._app, row.id
         count = self._counts[run] = self._counts.get(run, 0) + 1
         pause = min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(count - 1, 20))
         said = stop if isinstance(stop, Stopped) else Stopped(stop)
         cause = self._causes[run] = f"{where} raised {said}"
-        log.warning("Run %s was stopped and is unfinished: %s. It is taken up again in %g s.", run, cause, pause)
+        log.warning("Run %s was stopped and is unfinished: %s. It is resumed in %g s.", run, cause, pause)
         until = app.clock.now() + microseconds(pause)
         release = Release(run, row.epoch, "queued", died=True)
         take_up = functools.partial(self._take_up, run)
@@ -84,40 +86,40 @@ class Interrupted:
         self._app.spawn(self._app.take_up_run(run), run=run)
 
     def forget(self, run: str) -> None:
-        """A run has ended, or is held."""
+        """Forget a run that has ended or is held."""
         self._counts.pop(run, None)
         self._causes.pop(run, None)
 
     def close(self) -> None:
-        """The app stops: others take up what waits here."""
+        """Stop: other workers resume the runs that wait here."""
         for alarm in self._alarms.values():
             alarm.cancel()
         self._alarms.clear()
 
 
 STUMBLES_MAX: Final = 5
-"""A run that stumbles this often is held."""
+"""A run for which the engine itself fails this many times is held."""
 CALM_SECONDS: Final = 60.0
-"""After this time without one, stumbles are counted from the beginning."""
+"""After this many seconds without a failure, a run's failures are counted from zero."""
 
 
 def _is_detected(error: BaseException) -> bool:
-    """Tell whether a detector of blocking calls has refused the engine something. That says nothing about the run."""
+    """Return True if a detector of blocking calls has refused the engine a call. That says nothing about the run."""
     module: str = attribute(type(error), "__module__", "")
     return module.partition(".")[0] == "blockbuster"
 
 
 class Stumbling:
-    """The runs of an app that have stumbled and have not ended since."""
+    """The runs of an app for which the engine itself failed, and that have not ended since."""
 
     def __init__(self, app: "Host") -> None:
         self._app = app
         self._counts: dict[str, tuple[int, float]] = {}
-        """How often a run has stumbled by its own fault, and when it last did."""
+        """How often the engine failed for a run, and when it last did."""
         self._refusals: dict[str, int] = {}
 
     def leave(self, driver: "Driver", error: BaseException, *, is_own: bool = True) -> None:
-        """What the engine did for a run raised: it leaves memory, and is taken up again later."""
+        """Evict a run for which the engine raised, and resume it later."""
         app = self._app
         there = app.drivers.get(driver.run)
         if there is driver and is_a(error, Stopped):  # by a user's function that the engine asked something
@@ -134,7 +136,7 @@ class Stumbling:
             self.take_later(driver.run, error, is_own=is_own)
 
     def take_later(self, run: str, error: BaseException, *, is_own: bool = True) -> None:
-        """Take a run up again after a pause. Until then it is let alone."""
+        """Resume a run after a pause. Until then it is left alone."""
         app, now = self._app, self._app.loop.time()
         if is_own and not is_refusal(error) and not is_a(error, StoreError) and not _is_detected(error):
             count, last = self._counts.get(run, (0, now))
@@ -143,7 +145,7 @@ class Stumbling:
         else:
             count = self._refusals[run] = self._refusals.get(run, 0) + 1
         pause = pause_after(count)
-        text = "The engine failed while it drove run %s, and takes it up again in %g s: %s"
+        text = "The engine failed while it drove run %s, and resumes it in %g s: %s"
         log.error(text, run, pause, described(error), exc_info=error)
         app.put_aside(run)
         app.loop.call_later(pause, self._take_again, run, type_name(error))
@@ -160,7 +162,7 @@ class Stumbling:
             app.pump.nudge()
 
     async def _hold(self, run: str, error: str) -> None:
-        """Hold a run that stumbles again and again: no worker can go on with it as it is."""
+        """Hold a run for which the engine fails again and again: no worker can continue it as it is."""
         app = self._app
         with app.setting_aside(run):
             await app.become_worker()
@@ -168,13 +170,13 @@ class Stumbling:
             verdict = await app.committer.submit(claim)
             if isinstance(verdict, Claimed):
                 summary = f"the engine failed {STUMBLES_MAX} times while it drove it: {error}; the log says where"
-                await app.hold_claimed(verdict.row, HoldReport("stuck", summary))
+                await app.holding.hold_claimed(verdict.row, HoldReport("stuck", summary))
                 self.forget(run)
             else:
                 app.watchers.look_again(run)
 
     def forget(self, run: str) -> None:
-        """The run has ended or is held."""
+        """Forget a run that has ended or is held."""
         if self._counts or self._refusals:
             self._counts.pop(run, None)
             self._refusals.pop(run, None)

@@ -1,20 +1,20 @@
 """Named limits of steps: an attempt at a step with `limit=` waits until the limit has a slot for it.
 
-A slot is taken before the attempt is begun, so a step that waits has not happened, whatever becomes of this process:
-it stands in the history as withheld. The store decides whether there is room, so a limit holds over all workers; slots
-of a worker that is gone count no more. A slot is given back when the body ends, or leaves this process (see
-`returns.py`).
+A slot is taken before the attempt is begun, so a waiting step has not happened, whatever happens to this process: the
+history records it as withheld. The store decides whether there is room, so a limit holds over all workers; slots of a
+worker that is gone no longer count. A slot is given back when the body ends, or leaves this process (see `returns.py`).
 """
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from everstep.engine.code.commands import StepCall, preview_of
 from everstep.engine.code.step_state import SLOT, StepState
 from everstep.engine.history.clock import microseconds, set_alarm
+from everstep.engine.process.process import Process
 from everstep.engine.run.driver import Driver
 from everstep.errors import Misuse
 from everstep.model import events as ev
@@ -22,12 +22,8 @@ from everstep.model.crash_points import crash_point
 from everstep.stores.protocol import Accepted
 from everstep.stores.rows.queues import FreeSlot, NoSlot, QueueRow, TakeSlot, room_of
 
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
-
 LOOK_SECONDS: Final = 0.1
-"""How often it is looked whether steps that wait are still wanted, and whether others have given slots back."""
+"""Poll interval for dropping cancelled waiters and finding free slots, in seconds."""
 OVER: Final = "limit"
 
 
@@ -40,7 +36,7 @@ class Wait(msgspec.Struct, gc=False):
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody wants it any more, or its run has left this process."""
+        """Whether it is no longer wanted, or its run has left this process."""
         driver, number = self.driver, self.call.call
         if driver.stopped or driver.ending or driver.hold or self.call.cancelled:
             return True
@@ -48,9 +44,9 @@ class Wait(msgspec.Struct, gc=False):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the code was cancelled meanwhile, and waits to be told that this has not happened.
+        """Whether the code was cancelled meanwhile, and waits to learn that this has not happened.
 
-        What became of an attempt that was cut off, only another one tells: it is waited for.
+        Only another attempt tells whether an attempt that was cut off has happened, so that one is waited for.
         """
         return self.because != "crash" and (self.call.future.is_cancel_wanted or self.driver.end_wanted)
 
@@ -58,19 +54,19 @@ class Wait(msgspec.Struct, gc=False):
 class Limits:
     """The attempts of this process that wait for slots, and those that have one."""
 
-    def __init__(self, app: "Host") -> None:
+    def __init__(self, app: Process) -> None:
         self._app = app
         self._waiting: dict[str, dict[tuple[str, int], Wait]] = {}
         self._held: dict[tuple[str, int], tuple[str, Driver]] = {}
         self._owed: set[tuple[str, int]] = set()
-        """Slots that nothing here uses any more, until the store has them back."""
+        """Slots that are no longer used here, until the store has taken them back."""
         self._asked: set[tuple[str, int]] = set()
-        """Slots that the store was asked for, until it has answered."""
+        """Slots that were requested from the store, until it has answered."""
         self._look_later: asyncio.TimerHandle | None = None
         self._alarms: dict[str, int] = {}
 
     def begin(self, driver: "Driver", call: StepCall) -> None:
-        """The code asked for a step with a limit."""
+        """Begin a step with a limit that the code asked for."""
         if driver.execution.kept is not None and driver.attempts.take_kept(call):
             return
         if driver.budgets is not None and call.keyed is None and not driver.attempts.has_room(call):
@@ -100,7 +96,7 @@ class Limits:
         self.ask(driver, call, because)
 
     def ask(self, driver: "Driver", call: StepCall, because: str) -> None:
-        """Wait for a slot. That the attempt waits is recorded."""
+        """Wait for a slot. It is already recorded that the attempt waits."""
         name = call.target.limit
         assert name is not None
         driver.attempts.want_slot(call.call)
@@ -108,7 +104,7 @@ class Limits:
         self._try(name)
 
     def look(self) -> None:
-        """Something has changed: there may be slots."""
+        """Look again, because slots may be free."""
         for name in list(self._waiting):
             self._try(name)
 
@@ -167,12 +163,12 @@ class Limits:
         return wait
 
     async def _take(self, name: str) -> None:
-        """Take as many slots as there seem to be, for those who have waited longest."""
+        """Take as many slots as seem to be free, for the attempts that have waited longest."""
         app = self._app
         while name in self._waiting and not app.draining:
             self._drop_unwanted(name)
             room, next_at = await app.read(self._room, name)
-            # An earlier attempt at the same step may still act, and has the slot; or that is on its way back.
+            # An earlier attempt at the same step may still act, and has the slot; or the slot is being given back.
             waiting = self._waiting.get(name, ())
             busy = self._held.keys() | self._owed | self._asked
             chosen = [key for key in waiting if key not in busy][:room]
@@ -184,7 +180,8 @@ class Limits:
             for run, call in chosen:
                 takes.append(app.committer.submit(TakeSlot(name, run, call, worker, at)))
                 self._asked.add((run, call))
-                # Told whatever becomes of this task: a slot that nobody knows of would be lost as long as this worker.
+                # The callback runs whatever happens to this task: an unknown slot would be lost for as long as the
+                # worker lives.
                 takes[-1].add_done_callback(functools.partial(self._answered, name, (run, call)))
             await asyncio.wait(takes)
             if any(isinstance(take.result(), NoSlot) for take in takes):
@@ -199,7 +196,7 @@ class Limits:
             self._wake_at(name, verdict.next_at)
 
     def _room(self, name: str) -> tuple[int, int | None]:
-        """Return how many slots there seem to be. Whether there are, the store decides when they are taken."""
+        """Return how many slots seem to be free. The store decides when they are taken."""
         store = self._app.store
         rows: list[QueueRow] = [row for row in store.queues() if (row.kind, row.name) == ("limit", name)]
         if not rows:
@@ -231,7 +228,7 @@ class Limits:
 
     # -- giving back -----------------------------------------------------------------------------------------------
     def free(self, run: str, call: int) -> None:
-        """A body has ended, or is not waited for any more: its slot is free, unless something of it still acts."""
+        """Free the slot of a body that has ended or is no longer waited for, unless something of it still acts."""
         if (run, call) not in self._held:
             return
         if self._app.acting.where(run, call):

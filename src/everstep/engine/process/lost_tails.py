@@ -1,17 +1,18 @@
 """Lost tails: the database was replaced by one that lacks what this process saw durable.
 
-The shorter history is sound, so whoever took the run up would go on from it, and do again what was begun in the part
-that is gone. So the run is held as `damaged` before anything else is done with it. Its repair lets it go on from what
-is left; from there on what must not happen twice is asked about.
+The shorter history is sound, so a worker that resumed the run would continue from it, and repeat what was begun in the
+lost part. So the run is held as `damaged` before anything else is done with it. Its repair lets it continue from what
+is left; from there on, steps that must not happen twice need a confirmation.
 """
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from everstep.engine.history.damage import Diagnosis, diagnose, steps_in
+from everstep.engine.process.process import Process
 from everstep.engine.run.holds import HoldReport, damaged_report, report_of
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
@@ -20,37 +21,33 @@ from everstep.model.untrusted import logger
 from everstep.stores.protocol import Claim, Claimed, NotClaimed, Post, RunRow
 from everstep.stores.rows.runs import LostTail, has_moved
 
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
-
 log = logger("everstep.run")
 
 UNFINISHED: Final[tuple[Status, ...]] = ("queued", "running", "waiting", "held")
 AGAIN_SECONDS: Final = 0.5
-"""After so long it is tried again to hold a run that somebody else has, or that the store did not hold."""
+"""Delay before another attempt to hold a run that another worker has, or that the store did not hold (seconds)."""
 NAMED_MAX: Final = 50
-"""So many runs are named in one line of the log."""
+"""The maximum number of runs that are named in one log line."""
 
 
 class Losses:
     """The runs of an app that have lost their tails and are not held yet."""
 
-    def __init__(self, app: "Host") -> None:
+    def __init__(self, app: Process) -> None:
         self._app = app
         self.open: dict[str, LostTail] = {}
         self._posted: set[str] = set()
         self._being_held: set[str] = set()
 
     def look(self, found: Sequence[LostTail]) -> set[str]:
-        """Stop the runs that were found to have lost their tails, and have them held. Returns the new ones."""
+        """Stop the runs that have lost their tails, and hold them. Returns the new ones."""
         if found:
             self._tell(found)
             for tail in found:
                 self._stop(tail)
         for run in self.open.keys() - self._being_held:
             self._being_held.add(run)
-            self._app.spawn(self._hold(run))  # if that fails, the pump looks again, and begins it again
+            self._app.spawn(self._hold(run))  # if that fails, the pump looks again and retries it
         return {tail.run for tail in found}
 
     def _stop(self, tail: LostTail) -> None:
@@ -76,17 +73,17 @@ class Losses:
         )
 
     async def _hold(self, run: str) -> None:
-        """Claim the run and hold it. While somebody else drives it, ask them to."""
+        """Claim the run and hold it. While another process drives it, ask that process to hold it."""
         app, tail = self._app, self.open[run]
         try:
             if await app.read(self._was_held, tail):
                 self.open.pop(run, None)
-                app.pump.nudge()  # it may be free to go on by now
+                app.pump.nudge()  # it may be free to continue by now
                 return
             await app.become_worker()
             verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), UNFINISHED))
             if isinstance(verdict, Claimed):
-                await app.hold_claimed(verdict.row, await app.read(self._report, verdict.row, tail))
+                await app.holding.hold_claimed(verdict.row, await app.read(self._report, verdict.row, tail))
             elif isinstance(verdict, NotClaimed):
                 await self._ask_owner(verdict.row, tail)
         except Damaged as error:
@@ -96,7 +93,9 @@ class Losses:
             app.loop.call_later(AGAIN_SECONDS, self._being_held.discard, run)
 
     def _was_held(self, tail: LostTail) -> bool:
-        """Tell whether the run was held for this, by whoever saw as much or was asked to; also if that is resolved."""
+        """Return True if the run was held for this before, by another worker or on request, even if that is
+        resolved.
+        """
         holds = self._app.store.holds(run=tail.run, open_only=False)
         lost = [report_of(hold) for hold in holds if hold.reason == "damaged" and hold.created_at > tail.seen_at]
         return any(report.get("seen", tail.seen) >= tail.seen for report in lost)
@@ -131,10 +130,10 @@ def _named(runs: list[str]) -> str:
 
 
 def lost_tail_report(found: Diagnosis, tail: LostTail, worker: str) -> HoldReport:
-    """A history is sound and ends before an event that was seen durable."""
+    """Return the report for a sound history that ends before an event that was seen durable."""
     there = found.last_good if found.generation == tail.generation else 0
     if tail.is_other:
-        summary = f"event {tail.seen} is another one than the one that was durable: somebody went on without that"
+        summary = f"event {tail.seen} is another one than the durable one: another process continued without that"
     else:
         summary = f"event {tail.seen} was durable and is gone; the history ends at event {there}"
     lost = Diagnosis(summary, found.generation, found.good, found.digest, _lost(tail, there), True, [])
@@ -147,15 +146,15 @@ def lost_tail_report(found: Diagnosis, tail: LostTail, worker: str) -> HoldRepor
         "begun": [f"{step.step} ({step.effect}), event {step.seq}, key {step.key}" for step in steps],
         "workers": sorted({*workers, worker}),
     }
-    known = "" if len(lost.rest) >= tail.seen - there else " Not all that was begun there is known."
+    known = "" if len(lost.rest) >= tail.seen - there else " Not everything that was begun there is known."
     consequences = {
-        "repair": "go on from the last event that is there; what must not happen twice is asked about before it is "
-        f"done, for it may have happened in the part that is gone.{known}"
+        "repair": "continue from the last event that is there; what must not happen twice is confirmed before it is "
+        f"done, because it may have happened in the lost part.{known}"
     }
-    # Verifying again would find a sound history, and go on from it as if nothing were missing.
+    # Verifying again would find a sound history, and continue from it as if nothing were missing.
     return HoldReport("damaged", summary, facts=facts, without=["retry"], consequences=consequences)
 
 
 def _lost(tail: LostTail, there: int) -> list[EventRow]:
-    """Return the lost events that are known. If another history took their place, which ones are is not known."""
+    """Return the known lost events. If another history took their place, it is unknown which events are lost."""
     return [event for event in tail.events if tail.is_other or event.seq > there]

@@ -1,9 +1,9 @@
-"""Telling whoever should know that a run is held: callbacks in this process, and webhooks from an outbox.
+"""Notifications of holds: callbacks in this process, and webhooks from an outbox.
 
 A webhook's notification is a row that is written in the transaction of the hold, so a crash right after it loses
-nothing: any worker with the same webhook delivers it, at least once. Whoever sends takes the row first, for as long as
-a request may take; it is free again when that time is over, or when the sender is gone. An answer of 2xx settles it,
-any other is tried again with growing pauses. When the hold is resolved first, its row is dropped.
+nothing: any worker with the same webhook delivers it, at least once. The sender first takes the row, for as long as a
+request may take; it is free again when that time is over, or when the sender is gone. An answer of 2xx settles it, any
+other is tried again with growing pauses. When the hold is resolved first, its row is dropped.
 """
 
 import asyncio
@@ -11,10 +11,11 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from everstep.engine.code.stops import pass_on
 from everstep.engine.history.clock import Alarm, microseconds, set_alarm
+from everstep.engine.process.process import Process
 from everstep.engine.process.webhooks import Answer, Sending, Webhook
 from everstep.engine.run.holds import hold_message
 from everstep.engine.run.threads import Threads
@@ -24,9 +25,6 @@ from everstep.model.digests import digest_of
 from everstep.model.untrusted import described, log_error, logger
 from everstep.stores.protocol import Accepted, HoldRow
 from everstep.stores.rows.notifications import NotificationRow, SettleNotification, TakeNotification
-
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
 
 Callback = Callable[[HoldRow], Awaitable[None] | None]
 OnHold = Callback | Webhook | str | Sequence[Callback | Webhook | str] | None
@@ -41,30 +39,30 @@ FIRST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 300.0
 """Maximum delay between retries of a notification that was not acknowledged: 1, 2, 4 … 300 seconds."""
 RETRY_AFTER_SECONDS_MAX: Final = 3600.0
-"""A receiver may ask for a longer pause, up to this."""
+"""The longest pause that a receiver may ask for."""
 GIVE_UP_SECONDS: Final = 3 * 86400.0
 """Time after which an undelivered notification is given up. The hold itself stays."""
 CLAIM_SECONDS: Final = 5.0
 """How much longer than its request a sender keeps a notification for itself."""
 CLOSING_SECONDS: Final = 5.0
-"""How long closing waits for notifications that are due: nobody else may be there to send them."""
+"""How long closing waits for due notifications, because there may be no other process to send them (seconds)."""
 STORE_SECONDS: Final = 0.5
-"""After so long a store that failed is asked again."""
+"""Delay before a store that failed is asked again, in seconds."""
 GONE: Final = 410
-"""The receiver wants nothing more, ever."""
+"""The HTTP status with which the receiver refuses all further requests."""
 
 
 class Notifier:
-    """The part of an app that tells of holds."""
+    """The part of an app that notifies of holds."""
 
-    def __init__(self, app: "Host", on_hold: "OnHold") -> None:
+    def __init__(self, app: Process, on_hold: "OnHold") -> None:
         self._app = app
         self._callbacks: list[Callback] = []
         self._webhooks: dict[str, Webhook] = {}
         self._under_way: dict[str, tuple[str, asyncio.Task[None]]] = {}
         """Notifications that are being sent: their target, and the task."""
         self._stuck: Counter[str] = Counter()
-        """Threads that outlast their request, by target: a name server that does not answer cannot be cut off."""
+        """Threads that outlast their request, by target: a name server that does not answer cannot be interrupted."""
         self._threads: Threads | None = None
         self._alarm: Alarm | None = None
         self._alarm_at = 0
@@ -88,11 +86,11 @@ class Notifier:
 
     @property
     def targets(self) -> list[str]:
-        """Where this process delivers to, by name."""
+        """The names of the targets to which this process delivers."""
         return list(self._webhooks)
 
     def rows(self, hold: HoldRow) -> list[NotificationRow]:
-        """Return what is to be written with a hold: a row for each target."""
+        """Return the rows to write with a hold: one for each target."""
         return [
             NotificationRow(
                 id=f"{hold.id}-{digest_of(target.encode()).hex()[:8]}",
@@ -106,7 +104,7 @@ class Notifier:
         ]
 
     def tell(self, hold: HoldRow) -> None:
-        """A hold is durable: call the callbacks, and send what is due."""
+        """Call the callbacks for a durable hold, and send what is due."""
         for callback in self._callbacks:
             try:
                 awaited = callback(hold)
@@ -120,7 +118,7 @@ class Notifier:
 
     # -- the outbox ------------------------------------------------------------------------------------------------
     def look(self) -> None:
-        """Send what is due soon, as far as there is room, and set the alarm for what is due next."""
+        """Send what is due, as far as there is room, and set the alarm for the next one."""
         if self._webhooks and not self._is_closed and self._app.worker:
             self._looks_again = True
             self._app.background.keep("notifications", self._look)
@@ -136,12 +134,12 @@ class Notifier:
         busy = sum(target == webhook.name for target, _ in self._under_way.values())
         room = AT_ONCE_MAX - busy - self._stuck[webhook.name]
         if room <= 0:
-            return  # whoever ends looks for the next
+            return  # the next sender that ends looks for more
         at = self._app.clock.now()
         limit = room + busy
         rows = await self._app.read(self._app.store.due_notifications, target=webhook.name, at=at, limit=limit)
         for row in [row for row in rows if row.id not in self._under_way][:room]:
-            # Not through the loop's factory: it must not begin before it is known here.
+            # Not through the loop's task factory: the task must not begin before it is registered here.
             task = asyncio.Task(self._deliver(webhook, row), loop=self._app.loop, context=self._app.context.copy())
             self._under_way[row.id] = (webhook.name, task)
 
@@ -164,16 +162,16 @@ class Notifier:
 
     # -- one notification ------------------------------------------------------------------------------------------
     async def _deliver(self, webhook: "Webhook", row: NotificationRow) -> None:
-        """Take a notification, send it, and write down how that went."""
+        """Take a notification, send it, and record the result."""
         try:
             await self._try(webhook, row, row.attempts + 1)
         except (StoreError, Misuse) as error:  # the store failed, or the app was closed: a claim ends by itself
             log.warning("A notification for %s is left to be sent again: %s", webhook.name, error)
             del self._under_way[row.id]
-            self._app.loop.call_later(STORE_SECONDS, self.look)  # not at once: the disk may be full
+            self._app.loop.call_later(STORE_SECONDS, self.look)  # not at once, because the disk may be full
         except asyncio.CancelledError:
             del self._under_way[row.id]
-            if not self._is_closed:  # else the application cancelled all its tasks: what is due is still due
+            if not self._is_closed:  # otherwise the application cancelled all its tasks: what is due is still due
                 self._app.loop.call_later(STORE_SECONDS, self.look)
             raise
         except Exception as error:  # noqa: BLE001  # it is tried again, and others are sent
@@ -195,7 +193,7 @@ class Notifier:
         holds = await app.read(app.store.holds, run=row.run)
         hold = next((one for one in holds if one.id == row.hold), None)
         if hold is None:
-            return  # it was resolved just now, and this dropped with it
+            return  # the hold was resolved meanwhile, and this dropped with it
 
         body = hold_message(hold, app.store.url)
         timestamp = app.store.now() // 1_000_000
@@ -206,7 +204,7 @@ class Notifier:
         crash_point("notification.settled")
 
     async def _answer(self, webhook: "Webhook", run: str, sending: "Sending") -> "Answer":
-        """Send on a thread, which is cut off when its time is over."""
+        """Send on a thread, which is interrupted when its time is over."""
         loop = self._app.loop
         future: asyncio.Future[Answer] = loop.create_future()
 
@@ -232,7 +230,7 @@ class Notifier:
             sending.cut_off()
 
     def _settled(self, row: NotificationRow, attempt: int, answer: "Answer") -> SettleNotification:
-        """Return what comes next: nothing, another attempt after a pause, or an end of it."""
+        """Return the next state: sent, another attempt after a pause, or given up."""
         if answer.is_acknowledged:
             return SettleNotification(row.id, attempt, "sent")
         now, why = self._app.clock.now(), answer.error
@@ -241,7 +239,7 @@ class Notifier:
             log.error("%s, and is given up: %s.", about, why)
             return SettleNotification(row.id, attempt, "given up", 0, why)
         seconds = min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(attempt - 1, 20))
-        seconds *= 1.0 - self._app.randomness.random() / 4  # many holds at once do not come back at once
+        seconds *= 1.0 - self._app.randomness.random() / 4  # so that the retries of many holds are spread
         seconds = max(seconds, min(answer.retry_after, RETRY_AFTER_SECONDS_MAX))
         if attempt == 1:
             log.warning("%s, and is sent again: %s.", about, why)

@@ -1,4 +1,4 @@
-"""What an app says about itself in its worker's row, for people and other workers: what it serves, how busy it is."""
+"""What an app reports in its worker's row, for people and other workers: what it serves, how busy it is."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from everstep.model.untrusted import logger
 from everstep.stores.processes import worker_name
 from everstep.stores.protocol import Release, RunRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a host has this part, which drives the host's runs
     from everstep.engine.process.host import Host
 
 
@@ -28,11 +28,11 @@ log = logger("everstep.worker")
 
 CLOSING: Final = "renewals while closing"
 LEFT_MAX: Final = 1000
-"""So many runs that a worker gave back, because its code is not theirs, are named in its row."""
+"""The maximum number of runs in a worker's row that it gave back because they need other code."""
 
 
 class Presence:
-    """What an app says about itself, and whom it leaves runs for."""
+    """The report of an app in its worker's row, and the runs that it leaves for other workers."""
 
     def __init__(self, app: "Host") -> None:
         self._app = app
@@ -40,11 +40,11 @@ class Presence:
         self.left: dict[str, None] = {}
 
     def running(self) -> int:
-        """Return how many runs are at work here."""
+        """Return the number of active runs here."""
         return sum(1 for driver in self._app.drivers.values() if driver.status == "running")
 
     def about(self) -> bytes:
-        """Return what this app says about itself now."""
+        """Return this app's present report."""
         app = self._app
         about = About(
             recovers=app.recover,
@@ -66,7 +66,7 @@ class Presence:
         if name not in self._prints:
             try:
                 workflow = DECLARED.named(name)
-                from pathlib import Path  # it brings much with it, and few look at their files
+                from pathlib import Path  # it imports much, and few programs need it
 
                 path = Path(workflow.function.__code__.co_filename)
                 file_print = digest_of(path.read_bytes()).hex()[:16] if path.is_file() else ""
@@ -76,9 +76,9 @@ class Presence:
         return self._prints[name]
 
     def enter(self) -> tuple[str, str]:
-        """Enter this process among the workers under a new name. Returns that, and the store's life.
+        """Register this process as a worker under a new name. Returns that, and the store's life.
 
-        On a thread: it looks at files, and another process may be writing for a while.
+        On a thread: it reads files, and another process may be writing for a while.
         """
         app, host = self._app, socket.gethostname()
         worker = worker_name(host, app.randomness.getrandbits(32))
@@ -87,26 +87,27 @@ class Presence:
         self.refuse_if_gone()
         app.store.register_worker(worker, os.getpid(), host, until, app.notifier.targets, self.about())
         try:
-            return worker, app.store.life()  # now that it is a worker, no restore can be marked any more
+            return worker, app.store.life()  # while it is a worker, no restore can be recorded
         except BaseException:
             app.store.leave(worker)
             raise
 
     def refuse_if_gone(self) -> None:
-        """Raise `WorkerGone` if somebody has said that this worker, or its host since the app was opened, is gone."""
+        """Raise `WorkerGone` if this worker, or its host since the app was opened, was declared gone."""
         app = self._app
         if (said := is_declared_gone(app.store, app.worker, socket.gethostname(), app.opened_at)) is not None:
             by = f" by {said.by}" if said.by else ""
             raise WorkerGone(
                 f"The {said.kind} {said.name} was declared gone{by}: {said.note}. This process lives, and what it had "
-                "begun may have been done again elsewhere. It takes up no run and begins nothing more. Stop it; a new "
+                "begun may have been done again elsewhere. It claims no run and begins nothing more. Stop it; a new "
                 "process may start."
             )
 
     async def renew(self, at: int) -> bool:
-        """Prolong the lease, say how things are, and read the store's clock; False if this worker had been buried.
+        """Renew the lease, update the report, and read the store's clock; False if this worker was removed.
 
-        On a thread: another process may be writing for a while. What is said is gathered here, where it changes.
+        On a thread, because another process may be writing for a while. The report is made here on the loop, where it
+        changes.
         """
         return await on_a_thread(self._renew, at, self.about())
 
@@ -117,7 +118,7 @@ class Presence:
 
     @asynccontextmanager
     async def prolonged(self) -> AsyncIterator[None]:
-        """Prolong the lease within the block, where the pump no longer does: bodies may take longer than a lease."""
+        """Renew the lease within the block, where the pump no longer does: bodies may take longer than a lease."""
         background = self._app.background
         if self._app.worker:
             background.keep(CLOSING, self._prolong, endless=True)
@@ -134,7 +135,7 @@ class Presence:
 
     # -- runs whose code is elsewhere ------------------------------------------------------------------------------
     def has_other(self, workflow: str, queue: str, run: str) -> bool:
-        """Tell whether another living worker serves a workflow with other code, and has not given this run back."""
+        """Return True if another living worker serves a workflow with other code, and has not given this run back."""
         app, mine = self._app, self.print_of(workflow)
         others = [row for row in app.store.workers() if row.id != app.worker and row.has_lease]
         abouts = map(read_about, others)
@@ -144,9 +145,9 @@ class Presence:
         )
 
     async def leaves_for_another(self, row: RunRow, reason: str) -> bool:
-        """Give a claimed run back if the code here is not its own, and another living worker has other code for it.
+        """Give a claimed run back if it does not match the code here, and another living worker has other code for it.
 
-        That is said in this worker's row first, so that no two leave a run to each other.
+        This worker's row records that first, so that no two workers leave a run to each other.
         """
         app = self._app
         if reason != "diverged" or not app.recover:
@@ -161,7 +162,7 @@ class Presence:
         return True
 
     async def look_again(self) -> None:
-        """Runs that were left for another worker are looked at again when there is no such worker any more."""
+        """Claim runs again that were left for another worker, when no such worker exists any more."""
         for run in list(self.left):
             row = await self._app.read(self._app.store.run, run)
             if row is None or row.status not in ("queued", "running", "waiting"):

@@ -1,7 +1,7 @@
-"""The pump of an app: it finds runs that want a driver, renews the lease, and notices owners that are gone.
+"""The pump of an app: it finds runs that need a driver, renews the lease, and notices owners that are gone.
 
-Wake-ups without load: in one process they come directly (`nudge`); between processes a very cheap question
-("did anybody else write?") is asked a few times a second, and only an answer of yes leads to a query.
+Wake-ups without load: in one process they come directly (`nudge`); between processes a very cheap query ("has another
+process written?") is made a few times a second, and only a positive answer leads to a search.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from everstep.model.status import ENDED
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import RunRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a host has this part, which drives the host's runs
     from collections.abc import Callable, Sequence
 
     from everstep.engine.process.host import Host
@@ -31,7 +31,7 @@ POLL_SECONDS: Final = 0.05
 SWEEP_SECONDS: Final = 0.5
 """How often owners are checked for life."""
 ROOM_SHARE: Final = 4
-"""When more runs are due than there was room for, it is looked again as soon as a fourth of all places is free."""
+"""When more runs are due than there was room for, the pump looks again as soon as a fourth of all places is free."""
 
 
 class Pump:
@@ -43,11 +43,11 @@ class Pump:
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._ticks = ticks_of(app.clock)
-        """What says when to sweep, to look and to renew. A clock that is set must not delay a renewal."""
+        """Decides when to sweep, to look and to renew. Setting a clock must not delay a renewal."""
         self._next_sweep = 0
         self._next_look = 0
         self._owes_look = self._owes_watchers = False
-        """Whether a look was wanted and has not succeeded yet; the same for those who wait for runs elsewhere."""
+        """Whether a look was requested and has not succeeded yet; the same for waiters for runs elsewhere."""
         self._next_look_at_rows = 0
         self._next_renewal = 0
         self._renewed_ticks = self._ticks()
@@ -66,7 +66,7 @@ class Pump:
         """Runs of a newer release that were mentioned in the log."""
 
     def start(self) -> None:
-        """Begin, if that has not happened."""
+        """Start the task, unless it is running."""
         self.app.background.keep("pump", self._work, endless=True)
 
     def nudge(self) -> None:
@@ -79,20 +79,20 @@ class Pump:
             self._pausing.set_result(None)
 
     def is_pausing(self) -> bool:
-        """Tell whether it has looked at everything that it was told of, and nothing it knows of is due."""
+        """Return True if everything announced was looked at, and nothing known is due."""
         is_due = self._next_wake is not None and self.app.clock.now() >= self._next_wake
         if not self.app.background.is_under_way("pump"):
             return True
         return self._pausing is not None and not self._pausing.done() and not is_due
 
     def look_after(self) -> None:
-        """There is something to look after from now on: do not sleep as if there were nothing."""
+        """Start polling, because there is something to look after from now on."""
         if self._is_idle:
             self._is_idle = False
             self.nudge()
 
     def has_left(self) -> None:
-        """A run has ended or left: when there is room for several, the next ones are not kept waiting for a poll."""
+        """Count a run that has ended or left: when there is room for several, the next ones do not wait for a poll."""
         self._left += 1
         if self._has_more and self._has_room_again():
             self._end_pause()
@@ -107,7 +107,7 @@ class Pump:
         await self.app.background.end("pump")
 
     def say_soon(self) -> None:
-        """What this worker says about itself has changed: renew at the next turn."""
+        """Renew at the next turn, because this worker's report has changed."""
         self._next_renewal = min(self._next_renewal, self._ticks())
 
     async def _work(self) -> None:
@@ -117,7 +117,7 @@ class Pump:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait for a nudge, or for the next poll. With nothing to look after, only for a nudge or the lease."""
+        """Wait for a nudge, or for the next poll. With nothing to poll for, only for a nudge or the lease."""
         app = self.app
         busy = app.drivers or app.wanted or app.watchers or self._has_more or self._next_wake is not None
         busy = busy or app.queueing.has_own or self._owes_look or app.background.has_failing
@@ -189,18 +189,19 @@ class Pump:
             await self._take_more(at, room)
             self._expect_queues()
         else:
-            # An app drives all that it starts, also beyond its places: when some of those leave, there may be no room
-            # yet. Counting goes on from here; else the next pause would be none, and the loop would never get a turn.
+            # An app drives everything that it starts, also beyond its places: when some of those leave, there may be no
+            # room yet. Counting continues from here; otherwise the next pause would be zero, and the loop would never
+            # get a turn.
             self._left = 0
         self._owes_look = False
         return changed
 
     def is_late(self) -> bool:
-        """Tell whether the lease was not renewed for as long as it lasts."""
+        """Return True if the lease was not renewed for as long as it lasts."""
         return self._ticks() - self._renewed_ticks >= microseconds(self.app.lease)
 
     async def _renew(self, at: int, ticks: int) -> None:
-        """Prolong the lease."""
+        """Renew the lease."""
         app = self.app
         lapsed = 0 < self._next_renewal <= ticks - microseconds(app.lease * 2 / 3)
         is_known = await app.presence.renew(at)
@@ -209,7 +210,7 @@ class Pump:
         if not is_known and await self._stops_as_gone():
             return
         if not is_known:
-            log.warning("This worker was given up for dead; it lets go of its runs.")
+            log.warning("This worker was declared dead by another one; it lets go of its runs.")
             for driver in list(app.drivers.values()):
                 app.take_again(driver)
             app.leave_workers()
@@ -218,7 +219,9 @@ class Pump:
             await self._let_go_of_lost_runs()
 
     async def _stops_as_gone(self) -> bool:
-        """Stop for good if this worker was declared gone, and tell whether it was. Its runs are others' by now."""
+        """Stop for good if this worker was declared gone, and return whether it was. Its runs belong to others by
+        now.
+        """
         try:
             await self.app.read(self.app.presence.refuse_if_gone)
         except WorkerGone as error:
@@ -230,12 +233,12 @@ class Pump:
         return False
 
     async def _let_go_of_lost_runs(self) -> None:
-        """While the lease had lapsed, another worker may have taken over runs that only wait here."""
+        """Let go of waiting runs that another worker may have taken over while the lease had lapsed."""
         for driver in list(self.app.drivers.values()):
             row = await self.app.read(self.app.store.run, driver.run)
             if self.app.drivers.get(driver.run) is not driver:
                 continue
-            if row is not None and row.epoch != driver.row.epoch:  # one that is not there yet is about to be
+            if row is not None and row.epoch != driver.row.epoch:  # a missing row is about to be written
                 self.app.let_go(driver)
         self.nudge()
 
@@ -259,9 +262,9 @@ class Pump:
         return lapsed
 
     async def _look(self, at: int) -> None:
-        """Take up what wants a driver, as far as there is room."""
+        """Claim runs that need a driver, as far as there is room."""
         app = self.app
-        if app.has_runs_in_memory():  # a run that is taken up later reads its inbox then
+        if app.has_runs_in_memory():  # a run that is claimed later reads its inbox then
             for run in await app.read(app.store.pending, app.worker):
                 app.wake_driver(run)
         if app.wanted:
@@ -271,7 +274,7 @@ class Pump:
         found = await self._take_more(at, room)
         self._next_wake = await app.read(app.store.next_wake, worker=app.worker, everyone=app.recover)
         if self._next_wake is not None and self._next_wake <= at and room > 0 and not found:
-            self._next_wake = at + microseconds(SWEEP_SECONDS)  # one that this worker cannot take up
+            self._next_wake = at + microseconds(SWEEP_SECONDS)  # it may be a run that this worker cannot resume
         self._expect_queues()
 
     def _expect_queues(self) -> None:
@@ -280,7 +283,7 @@ class Pump:
             self._next_wake = min(room_at, self._next_wake or room_at)
 
     async def _take_more(self, at: int, room: int) -> bool:
-        """Take up what is due, as far as there is room, and tell whether anything was."""
+        """Claim what is due, as far as there is room, and return whether there was any."""
         app = self.app
         due: list[str] = []
         more = False
@@ -303,7 +306,7 @@ class Pump:
         return self.app.concurrency - [driver.status for driver in self.app.drivers.values()].count("running")
 
     async def _take_wanted(self, at: int) -> None:
-        """Take up runs that belong here as soon as nobody else drives them."""
+        """Claim runs that belong here as soon as no other worker drives them."""
         app = self.app
         workers = await app.read(app.store.workers)
         alive = {worker.id for worker in workers if worker.has_lease and worker.id != app.worker}
@@ -318,13 +321,13 @@ class Pump:
         self._raise_first(outcomes)
 
     def _raise_first(self, outcomes: "Sequence[bool | BaseException]") -> None:
-        """What failed for some is tried again, now that all have had their turn."""
+        """Raise the first error, which retries the rest, now that all have had their turn."""
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
     async def _take_due(self, due: "Sequence[str]") -> None:
-        """Take up what is due. A run whose drivers keep dying is a suspect: it runs when nothing else does."""
+        """Claim what is due. A run whose drivers keep dying is a suspect: it runs when nothing else does."""
         app = self.app
         if not due:
             return
@@ -351,7 +354,7 @@ class Pump:
             await app.take_up_run(self._suspect)
 
     async def _is_left_alone(self, row: RunRow) -> bool:
-        """Whether a run is not for this worker, or not yet: of a newer release, or delayed and nobody stops it."""
+        """Return True if a run is not for this worker, or not yet: of a newer release, or delayed and not stopped."""
         app = self.app
         if not is_supported(row):
             if row.id not in self._left_alone:
@@ -364,19 +367,19 @@ class Pump:
         return False
 
     def _runs_alone(self) -> bool:
-        """Whether a suspect is being driven; then it is the only one, so that nobody else is blamed for its doing."""
+        """Return True if a suspect is being driven; it runs alone, so that no other run is blamed for its doing."""
         driver = self.app.drivers.get(self._suspect)
         return driver is not None and driver.status == "running"
 
     async def _retry_diverged(self) -> None:
-        """New code may be the right code again: runs held as diverged are compared once when a worker starts."""
+        """Compare runs held as diverged once when a worker starts, because new code may match again."""
         app = self.app
         if self._diverged_tried or not app.recover:
             return
         self._diverged_tried = True
         for run in await app.read(app.store.diverged, app.workflows(), 1000):
             try:
-                await app.retry_diverged(run)
+                await app.holding.retry_diverged(run)
             except StoreError:
                 self._diverged_tried = False
                 raise

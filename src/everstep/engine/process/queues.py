@@ -1,37 +1,34 @@
 """Runs that wait in queues: an app begins them in their order, as far as their queues have room.
 
-Whether there is room is decided by the store, in the transaction of the claim, so a limit holds over all processes.
-What is asked beforehand only saves claims in vain: an app that finds a queue full does not look at the runs behind it.
+The store decides about room in the transaction of the claim, so a limit holds over all processes. What is read before
+only saves useless claims: an app that finds a queue full does not look at the runs behind it.
 """
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from everstep.engine.process.process import Process
 from everstep.stores.protocol import RunRow
 from everstep.stores.rows.queues import DEFAULT_QUEUE
 
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
 
 class Queueing:
-    """The queues that an app serves: with `recover` all (or those it was told to), else those that its runs wait in."""
+    """The queues that an app serves: with `recover` all (or the configured ones), else those that its runs wait in."""
 
-    def __init__(self, app: "Host", served: Sequence[str] | None) -> None:
+    def __init__(self, app: Process, served: Sequence[str] | None) -> None:
         self._app = app
         self.served = tuple(served) if served is not None else None
         self._own: dict[str, dict[str, None]] = {}
         """Runs that belong to this app and wait, by queue."""
         self.next_at: int | None = None
-        """When there will be room for a run that waits, if only time is missing."""
+        """When a waiting run will have room, if it only lacks time."""
 
     def are_served(self, queue: str) -> bool:
-        """Tell whether this app drives runs of a queue."""
+        """Return True if this app drives runs of a queue."""
         return self.served is None or queue in self.served
 
     def expect(self, row: RunRow) -> bool:
-        """Tell whether a run of this app waits in a queue. Its turn is waited for, if that queue is served here."""
+        """Return True if a run of this app waits in a queue. Its turn is awaited, if that queue is served here."""
         if row.queue == DEFAULT_QUEUE or row.status != "queued":
             return False
         if self.are_served(row.queue):
@@ -59,7 +56,7 @@ class Queueing:
         return tuple(self._own)
 
     async def take(self, at: int, room: int) -> bool:
-        """Begin runs that wait, as far as there is room, here and in their queues. Tells whether there may be more."""
+        """Begin waiting runs, as far as there is room, here and in their queues. Returns whether there may be more."""
         app, self.next_at = self._app, None
         queues = await self._wanted()
         if queues is not None and not queues:

@@ -1,18 +1,20 @@
-"""The part of an app that keeps to its retention: from time to time it deletes what is old enough, in the background.
+"""The retention of an app: from time to time it deletes what is old enough, in the background.
 
-It deletes as `collecting.py` does, a little at a time, so runs that go on hardly notice. Each process with a retention
-does it; two that meet leave each other's runs alone. A process that dies in between leaves the rest to the others.
+It deletes a little at a time, so that active runs hardly notice. Each process with a retention does it; two that meet
+leave each other's runs alone. If a process dies in between, the others do the rest.
 """
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence, Set
-from typing import TYPE_CHECKING, Final
+from datetime import timedelta
+from typing import Final
 
 import msgspec
 
 from everstep.engine.history.clock import SECOND, Alarm, microseconds, set_alarm, ticks_of
+from everstep.engine.process.process import Process
 from everstep.engine.run.acting import may_act
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
@@ -24,26 +26,20 @@ from everstep.stores.protocol import Accepted, Claim, Claimed, RunFilter, RunRow
 from everstep.stores.rows.keys import UNSETTLED, EffectFilter, ForgetKeys, Forgotten
 from everstep.stores.rows.transfer import ClaimFamily, Deleted, DeletePart
 
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from everstep.engine.process.host import Host
-
-
 log = logger("everstep.gc")
 
 LEAP_SECONDS: Final = 30 * 86400.0
-"""A store's clock that is ahead by more than this of what was last seen, without time having passed, may be wrong."""
+"""If a store's clock is ahead of its last reading by more than this, without time having passed, it may be wrong."""
 TRUST_SECONDS: Final = 86400.0
-"""Delay before anything is deleted after such a leap: time for a person to put the clock right."""
+"""Delay before anything is deleted after such a jump, so that a person can correct the clock."""
 FIRST_SECONDS: Final = 1.0
-"""How soon after its start a process looks for the first time, so that short ones do their share."""
+"""How soon after its start a process first looks, so that short-lived ones do their share."""
 
 
 class Collector:
     """Deletes in the background what need not be kept. Without a retention it does nothing."""
 
-    def __init__(self, app: "Host", retention: "Retention | float | timedelta | None") -> None:
+    def __init__(self, app: Process, retention: Retention | float | timedelta | None) -> None:
         self.retention: Retention | None = None
         if retention is not None:
             self.retention = retention_of(retention)
@@ -51,17 +47,17 @@ class Collector:
         self._alarm: Alarm | None = None
         self._ticks = ticks_of(app.clock)
         self._seen = 0, 0
-        """What the store's clock was, and the ticks then."""
+        """The last reading of the store's clock, and the ticks at that time."""
         self._trusted_at = 0
 
     def begin(self) -> None:
-        """The app has become a worker: look soon, and then from time to time."""
+        """Look soon after the app has become a worker, and then from time to time."""
         if self.retention is not None and self._alarm is None:
             self._seen = self._app.store.noted or self._app.clock.now(), self._ticks()
             self._look_after(min(FIRST_SECONDS, self.retention.seconds_between))
 
     def close(self) -> None:
-        """Look no more. What is being deleted just now stops by itself."""
+        """Stop looking. A deletion in progress stops by itself."""
         if self._alarm is not None:
             self._alarm.cancel()
 
@@ -74,7 +70,9 @@ class Collector:
             self._app.background.keep("retention", self._look)
 
     def _is_trusted(self) -> bool:
-        """Whether the store's clock may decide what is old. A clock that is a year ahead must not delete everything."""
+        """Return True if the store's clock may decide what is old. A clock that is a year ahead must not delete
+        everything.
+        """
         (seen, then), now, ticks = self._seen, self._app.clock.now(), self._ticks()
         self._seen = now, ticks
         leapt = (now - seen - (ticks - then)) / SECOND
@@ -100,13 +98,13 @@ class Collector:
 
 PAGE: Final = 50
 PART: Final = 200
-"""So many rows are deleted in one transaction."""
+"""The number of rows that are deleted in one transaction."""
 BESIDE: Final = 10
-"""Rows of a run that are not events, as a guess."""
+"""An estimate of a run's rows that are not events."""
 KEYS: Final = 200
-"""So many keys are forgotten in one transaction."""
+"""The number of keys that are forgotten in one transaction."""
 REST: Final = 4.0
-"""A pause is so many times as long as the transaction before it."""
+"""The length of a pause, relative to the transaction before it."""
 REST_MAX: Final = 0.25
 
 
@@ -115,15 +113,16 @@ class Collected(msgspec.Struct):
 
     runs: list[str] = []
     rows: int = 0
-    """So many rows of histories, payloads, checkpoints, inboxes and runs."""
+    """The number of rows of histories, payloads, checkpoints, inboxes and runs."""
     left: int = 0
     """Runs that are old enough, and were left: one of their family has not ended, is held, is kept, or is needed by
-    another run that may go on."""
+    another run that may continue.
+    """
     keys: int = 0
-    """So many keys of actions were forgotten."""
+    """The number of keys of actions that were forgotten."""
 
 
-async def collect(app: "Host", retention: Retention, *, dry_run: bool = False) -> Collected:
+async def collect(app: Process, retention: Retention, *, dry_run: bool = False) -> Collected:
     """Delete what is older than it has to be kept. It ends early when the app is closed."""
     done = Collected()
     if not dry_run:
@@ -137,13 +136,13 @@ async def collect(app: "Host", retention: Retention, *, dry_run: bool = False) -
             before, done.left = len(done.runs), 0
             await _collect_runs(app, until, retention.keep, done, dry_run=dry_run)
             if dry_run or not done.left:
-                break  # else what went may have been all that needed a family which was left
+                break  # otherwise the deleted runs may have been all that needed a remaining family
     if retention.seconds_of_keys is not None:
         await _forget(app, app.clock.now() - microseconds(retention.seconds_of_keys), done, dry_run=dry_run)
     return done
 
 
-async def _collect_runs(app: "Host", until: int, keep: int, done: Collected, *, dry_run: bool) -> None:
+async def _collect_runs(app: Process, until: int, keep: int, done: Collected, *, dry_run: bool) -> None:
     """Go through all families once."""
     gathered: list[list[RunRow]] = []
     async for family in _families(app, until, keep, done):
@@ -160,7 +159,7 @@ async def _collect_runs(app: "Host", until: int, keep: int, done: Collected, *, 
     await _delete_families(app, gathered, until, done)
 
 
-async def _end_deletions(app: "Host", done: Collected) -> None:
+async def _end_deletions(app: Process, done: Collected) -> None:
     """End what somebody began to delete and did not end."""
     for run, generation in await app.read(app.store.deletions):
         row = await app.read(app.store.run, run)
@@ -172,16 +171,16 @@ async def _end_deletions(app: "Host", done: Collected) -> None:
             await _delete(app, [verdict.row], done)
 
 
-async def _families(app: "Host", until: int, keep: int, done: Collected) -> AsyncIterator[list[RunRow]]:
+async def _families(app: Process, until: int, keep: int, done: Collected) -> AsyncIterator[list[RunRow]]:
     """Return the families that may go. Those to be kept are counted from the newest on."""
     kept: Counter[str] = Counter()
     before: tuple[int, str] | None = None if keep else (until, "")
     while page := await app.read(app.store.runs, RunFilter(status=tuple(sorted(ENDED)), before=before, limit=PAGE)):
         before = (page[-1].created_at, page[-1].id)
         for row in page:
-            await asyncio.sleep(0)  # whoever has something to do goes first
+            await asyncio.sleep(0)  # other work goes first
             if row.parent is not None and await app.read(app.store.run, row.parent) is not None:
-                continue  # it goes with its parent
+                continue  # it is deleted with its parent
             kept[row.workflow] += 1
             if row.ended_at is None or row.ended_at >= until:
                 continue
@@ -192,7 +191,7 @@ async def _families(app: "Host", until: int, keep: int, done: Collected) -> Asyn
             yield family
 
 
-async def family_of(app: "Host", row: RunRow) -> list[RunRow]:
+async def family_of(app: Process, row: RunRow) -> list[RunRow]:
     """Return a run and all that it started, and those started, and so on: each after its parent."""
     family, seen = [row], {row.id}
     for one in family:
@@ -204,14 +203,14 @@ async def family_of(app: "Host", row: RunRow) -> list[RunRow]:
     return family
 
 
-async def _may_all_go(app: "Host", family: Sequence[RunRow], until: int) -> bool:
+async def _may_all_go(app: Process, family: Sequence[RunRow], until: int) -> bool:
     for number, row in enumerate(family):
         if number % 10 == 9:
             await asyncio.sleep(0)
         if not await app.read(may_go, app.store, row, until):
             return False
     for row in family:
-        if row.epoch > 1:  # it was taken over, perhaps from a worker that does not know it yet
+        if row.epoch > 1:  # it was taken over, perhaps from a worker that has not noticed yet
             overtaken = await asyncio.to_thread(overtaken_in, app.store, row)
             if await app.read(_may_any_act, app.store, overtaken, row.id):
                 return False
@@ -246,7 +245,7 @@ def overtaken_in(store: Store, row: RunRow) -> set[str]:
 
 
 def may_go(store: Store, row: RunRow, until: int) -> bool:
-    """Tell whether nothing speaks against deleting a run, as far as it alone is concerned."""
+    """Return True if a run by itself may be deleted."""
     is_old = row.status in ENDED and row.ended_at is not None and row.ended_at < until
     if not is_old or store.holds(run=row.id) or has_key_in_doubt(store, row.id):
         return False
@@ -254,12 +253,12 @@ def may_go(store: Store, row: RunRow, until: int) -> bool:
 
 
 def is_of_a_thread(store: Store, row: RunRow) -> bool:
-    """Tell whether a step was called in a thread of a framework that is still there: it may be resumed, and asks."""
+    """Return True if a step was called in an existing thread of a framework: that may be resumed, and ask for it."""
     return "thread" in row.tags and bool(store.saved.states(row.tags["thread"], limit=1))
 
 
 def has_key_in_doubt(store: Store, run: str) -> bool:
-    """Tell whether an ended run has a key that a person has to decide about. Its history is what that is decided by."""
+    """Return True if an ended run has a key that a person has to decide about, for which its history is needed."""
     return any(store.effects(EffectFilter(run=run, state=state, limit=1)) for state in UNSETTLED)
 
 
@@ -267,7 +266,7 @@ def _weight(row: RunRow) -> int:
     return row.head_seq + BESIDE
 
 
-async def _delete_families(app: "Host", families: Sequence[Sequence[RunRow]], until: int, done: Collected) -> None:
+async def _delete_families(app: Process, families: Sequence[Sequence[RunRow]], until: int, done: Collected) -> None:
     """Claim families and delete them, so many runs at a time that their rows fit into one transaction.
 
     Those of which anything is not as it was when they were judged are left.
@@ -289,7 +288,7 @@ async def _delete_families(app: "Host", families: Sequence[Sequence[RunRow]], un
     await _delete(app, group, done)
 
 
-async def _delete(app: "Host", claimed: Sequence[RunRow], done: Collected) -> None:
+async def _delete(app: Process, claimed: Sequence[RunRow], done: Collected) -> None:
     """Delete claimed runs part by part, at the same time."""
     while claimed and not app.draining:
         at, limit = app.clock.now(), max(PART // len(claimed), BESIDE)
@@ -310,7 +309,7 @@ async def _delete(app: "Host", claimed: Sequence[RunRow], done: Collected) -> No
         claimed = more
 
 
-async def _forget(app: "Host", until: int, done: Collected, *, dry_run: bool) -> None:
+async def _forget(app: Process, until: int, done: Collected, *, dry_run: bool) -> None:
     """Forget keys that are done or free and have not changed since."""
     if dry_run:
         done.keys = await app.read(app.store.old_keys, until)

@@ -1,14 +1,14 @@
-"""The part of a worker that looks after schedules: when a tick has come, it starts the run of it.
+"""The schedules of a worker: when a tick is due, it starts the tick's run.
 
-A tick is started by the change of the schedule's row, in one transaction with its run, by whoever knows the newest
-revision. So of several workers one does it; a worker that dies before that has done nothing, and the next one does it.
+The change of the schedule's row and its run are one transaction, which only a worker with the newest revision can
+commit. So one of several workers starts a tick; a worker that dies before that has done nothing, and the next one does
+it.
 
-It costs nothing to wait: an alarm is set for the next tick. A change by another process is noticed as everything
-else is, by the pump.
+Waiting costs nothing: an alarm is set for the next tick. The pump notices a change by another process like any other.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from everstep.engine.code.start import Origin, new_run
 from everstep.engine.code.workflow import DECLARED
 from everstep.engine.history.clock import Alarm, microseconds, set_alarm
 from everstep.engine.history.restored import restores_in
+from everstep.engine.process.process import Process
 from everstep.errors import Damaged, StoreError
 from everstep.model import events as ev
 from everstep.model.budgets import allotment_of
@@ -27,20 +28,16 @@ from everstep.model.untrusted import logger
 from everstep.stores.protocol import Accepted, NewRun, Post
 from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
 
-if TYPE_CHECKING:
-    from everstep.engine.process.host import Host
-
-
 log = logger("everstep.schedules")
 
 T = TypeVar("T")
 
 ROWS: Final = 100
-"""So many schedules are looked at in one go."""
+"""The number of schedules that are processed in one go."""
 AGAIN_SECONDS: Final = 0.5
-"""After so long a store that failed is asked again."""
+"""Delay before a store that failed is asked again, in seconds."""
 GRACE_SECONDS: Final = 30.0
-"""How long a run may clean up that is cancelled because the next tick has come."""
+"""How long a run may clean up that is cancelled because the next tick is due, in seconds."""
 
 
 def definition_of(row: ScheduleRow) -> Definition:
@@ -49,7 +46,7 @@ def definition_of(row: ScheduleRow) -> Definition:
 
 
 def state_of(row: ScheduleRow) -> State:
-    """Return how a schedule stands."""
+    """Return the state of a schedule."""
     return _decoded(row, row.state, State)
 
 
@@ -64,7 +61,7 @@ def _decoded(row: ScheduleRow, text: bytes, kind: type[T]) -> T:
 
 
 def changed_row(row: ScheduleRow, definition: Definition, state: State, at: int) -> ScheduleRow:
-    """Return a schedule's row as it is to be. Revisions are times, so that one never comes back, also for a new one."""
+    """Return a schedule's new row. Revisions are times, so that none is used again, not even for a new schedule."""
     return ScheduleRow(
         name=row.name,
         workflow=definition.workflow,
@@ -78,7 +75,7 @@ def changed_row(row: ScheduleRow, definition: Definition, state: State, at: int)
 
 
 def _active(row: ScheduleRow) -> list[str]:
-    """Return the runs that a tick waits for. One that cannot be read waits for none."""
+    """Return the runs that a tick waits for. An unreadable schedule waits for none."""
     try:
         return state_of(row).active
     except Damaged:
@@ -86,28 +83,28 @@ def _active(row: ScheduleRow) -> list[str]:
 
 
 class Scheduler:
-    """Starts the runs of ticks. Only an app that takes up whatever is free does that: the runs are nobody's."""
+    """Starts the runs of ticks. Only an app that claims every free run does that, because the runs have no owner."""
 
-    def __init__(self, app: "Host") -> None:
+    def __init__(self, app: Process) -> None:
         self.awaited: frozenset[str] = frozenset()
         """Runs whose end a tick waits for."""
         self._app = app
         self._looks_again = self._is_closed = False
         self._alarm: Alarm | None = None
         self._next_at: int | None = None
-        """When the store said that there is something to do, the last time that it was asked."""
+        """When the store last said that something would be due."""
         self._unreadable: set[str] = set()
-        """Schedules that cannot be followed, which was said."""
+        """Unreadable schedules that were logged."""
 
     def look(self) -> None:
-        """Somebody has written something: look soon, unless it was not about schedules."""
+        """Look soon because another process has written, unless it was not about schedules."""
         if self._is_at_work():
             app = self._app
             ask = partial(app.store.next_schedule, workflows=app.workflows())
             app.read_then("", self._look_if_new, lambda error: self.look_closely(), ask)
 
     def look_closely(self) -> None:
-        """Something may be due: look soon. Whoever looks already looks once more."""
+        """Look soon because something may be due. A look in progress is repeated."""
         if not self._is_at_work():
             return
         self._looks_again = True
@@ -118,7 +115,7 @@ class Scheduler:
         return bool(app.recover and app.worker) and not (self._is_closed or app.draining)
 
     def _look_if_new(self, next_at: int | None) -> None:
-        """Look, unless a quick question has shown that nothing changed: what starts or waits moves the next time."""
+        """Look, unless a cheap query has shown that nothing changed: a start or a wait moves the next time."""
         is_due = next_at is not None and next_at <= self._app.clock.now()
         if next_at != self._next_at or self.awaited or is_due:
             self.look_closely()
@@ -130,7 +127,7 @@ class Scheduler:
             self._alarm.cancel()
 
     async def _look(self) -> None:
-        """Do what is due. What fails here begins again, until nothing is left to look at."""
+        """Do what is due. A failure begins again, until nothing is left to look at."""
         app = self._app
         while self._is_at_work():
             self._looks_again = False
@@ -160,7 +157,7 @@ class Scheduler:
             return False
         crash_point("schedule.due")
         if not isinstance(await app.committer.submit(change), Accepted):
-            return True  # another worker has done it, or somebody has changed the schedule
+            return True  # another worker has done it, or the schedule was changed
         crash_point("schedule.fired")
         if change.starts:
             log.info("The schedule %s has started %s.", row.name, ", ".join(new.row.id for new in change.starts))
@@ -185,7 +182,7 @@ class Scheduler:
     def _run_of(
         self, row: ScheduleRow, definition: Definition, decision: Decision, state: State, tick: int, at: int
     ) -> NewRun:
-        """Return the run of a tick. After a restored backup it may have been started before, and nobody knows."""
+        """Return the run of a tick. After a restored backup it may have been started before, which is unknown."""
         app, workflow = self._app, DECLARED.named(definition.workflow)
         arguments = Arguments(bytes(definition.arguments), definition.digest, (), {})
         return new_run(
@@ -202,7 +199,7 @@ class Scheduler:
         )
 
     def _may_have_fired(self, state: State) -> bool:
-        """Tell whether ticks that come now may have come before, in a time that is lost."""
+        """Return True if ticks that are due now may have been started before, in a time that is lost."""
         if state.life:
             return state.life != self._app.life
         return restores_in(self._app.life) > state.restores  # an earlier release only counted
@@ -218,7 +215,7 @@ class Scheduler:
             self._alarm = None
         if at is not None:
             now = app.clock.now()
-            at = at if at > now else now + microseconds(AGAIN_SECONDS)  # one that cannot be followed stays due
+            at = at if at > now else now + microseconds(AGAIN_SECONDS)  # an unreadable one stays due
             self._alarm = set_alarm(app.clock, app.loop, at, self._ring)
 
     def _ring(self) -> None:

@@ -1,4 +1,4 @@
-"""A loop that does not turn: a thread notices it, and names the line and the run that keep it.
+"""A loop that does not turn: a thread notices it, and names the line and the run that block it.
 
 Workflow code and `async def` bodies run on the loop. One that computes, or waits for something without `await`, stops
 all others, the renewal of the lease and the health port. Time is counted by the looks of this thread: a process that
@@ -23,9 +23,9 @@ log = logger("everstep.worker")
 LOOP: Final = "event loop"
 LOOK_SECONDS: Final = 1.0
 NAMED_AFTER: Final = 3
-"""Looks after which a loop that does not turn is named."""
+"""The number of looks after which a loop that does not turn is reported."""
 NAMED_AGAIN: Final = 60
-"""Looks after which it is named once more."""
+"""The number of looks after which it is reported again."""
 
 
 class LoopStalled(Exception):
@@ -45,7 +45,7 @@ class Stalls:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Watch from now on. Without a thread for it nothing is watched."""
+        """Start to watch. If the machine has no thread for it, nothing is watched."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="everstep-stalls", daemon=True)
             try:
@@ -65,7 +65,7 @@ class Stalls:
             pass  # the loop is closed
 
     def look(self) -> None:
-        """See whether the loop has turned since the last look, and let it say so until the next."""
+        """Check whether the loop has turned since the last look, and schedule the next sign."""
         if self._has_turned:
             self._looks, self._has_turned = 0, False
             self._app.loop.call_soon_threadsafe(self._turned)
@@ -93,7 +93,7 @@ class Stalls:
 
 
 def described_stall(app: "Host", frame: FrameType | None) -> str:
-    """Say which code a loop's thread is in: whose it is, and at which line."""
+    """Describe the code that a loop's thread is in: its owner and its line."""
     at = _line_of_user(frame)
     while frame is not None:
         if frame.f_code is WorkflowLoop.drain.__code__:
@@ -102,7 +102,7 @@ def described_stall(app: "Host", frame: FrameType | None) -> str:
             attempt = frame.f_locals["attempt"]
             return f"the body of {attempt.step} of run {attempt.run} is at {at}"
         frame = frame.f_back
-    for driver in list(app.drivers.values()):  # the code of a `def` workflow has a stack of its own
+    for driver in list(app.drivers.values()):  # the code of a `def` workflow has a separate stack
         if driver.execution.loop.is_guarded:
             return _of_workflow(driver.execution, at)
     return f"code of the application, or of a `def` workflow that has just begun, is at {at}"

@@ -1,16 +1,15 @@
-"""Whoever waits in this process for the end of a run."""
+"""Callers in this process that wait for the end of a run."""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from everstep.engine.history.verify import check_ends, refuse_unreadable
-from everstep.errors import UnknownRun
+from everstep.engine.history.verify import check_ends, refuse_unreadable, unknown_run
 from everstep.model.options import checked_timeout
 from everstep.model.status import ENDED, Status
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a host has this part, which drives the host's runs
     from everstep.engine.process.host import Host
 
 
@@ -18,7 +17,7 @@ End = tuple[Status, bytes | None]
 
 
 class Watchers:
-    """Futures of the ends of runs, by run."""
+    """Futures for the ends of runs, by run."""
 
     def __init__(self, app: "Host") -> None:
         self._app = app
@@ -43,19 +42,19 @@ class Watchers:
                 if run not in app.drivers:
                     row = await app.read(app.store.run, run)
                     if row is None:
-                        place = app.store.url
-                        raise UnknownRun(f"There is no run {run!r} in {place}. `everstep ls` lists the runs there.")
+                        raise unknown_run(app.store, run)
                     if row.status == "held":
                         return row.status, None
-                    refuse_unreadable(row)  # nobody will ever take it up
+                    refuse_unreadable(row)  # no worker will ever claim it
                     if row.status in ENDED or not (checked or run in app.wanted):
-                        # Nobody here saw how it came to be so. (What is about to be driven here is verified then.)
+                        # No process here saw how the row came to be. (A run that is about to be driven here is verified
+                        # then.)
                         await app.read(check_ends, app.store, row)
                         checked = True
                     if row.status in ENDED:
                         return row.status, row.outcome
                     app.pump.start()
-                    if not nudged:  # once: after a nudge whoever waits looks again, and so would nudge for ever
+                    if not nudged:  # once: after a nudge the waiter looks again, and would nudge for ever
                         nudged = True
                         app.pump.nudge()
                 ended = await news
@@ -64,9 +63,9 @@ class Watchers:
 
     @contextmanager
     def watching(self, run: str) -> Iterator["asyncio.Future[End | None]"]:
-        """Give a future of the next news of a run: its end, or None when the caller should look at its row again.
+        """Give a future for the next change of a run: its end, or None when the caller should read its row again.
 
-        It is there before the caller looks: what happens between a look and the wait is news as well.
+        It exists before the caller looks: a change between the look and the wait is noticed as well.
         """
         news = self._news_of(run)
         try:
@@ -88,7 +87,7 @@ class Watchers:
             self._waiting.pop(run, None)
 
     def tell(self, run: str, status: Status, outcome: bytes | None) -> None:
-        """A run has ended or is held."""
+        """Complete the futures of a run that has ended or is held."""
         if self._app.has_scheduler and run in self._app.scheduler.awaited:
             self._app.scheduler.look_closely()
         for future in self._waiting.pop(run, []):
@@ -96,19 +95,19 @@ class Watchers:
                 future.set_result((status, outcome))
 
     def look_again(self, run: str) -> None:
-        """Let whoever waits for a run look at its row again."""
+        """Make the waiters of a run read its row again."""
         for future in self._waiting.get(run, []):
             if not future.done():
                 future.set_result(None)
 
     def look_at_what_is_elsewhere(self) -> None:
-        """Let those look again who wait for runs that are not driven here, or for what others write."""
+        """Make the waiters for runs that are not driven here, or for writes of others, look again."""
         if self._app.recover:
             self._app.scheduler.look()
         for run in [run for run in self._waiting if run not in self._app.drivers]:
             self.look_again(run)
 
     def look_all_again(self) -> None:
-        """Let everyone look again."""
+        """Make all waiters look again."""
         for run in list(self._waiting):
             self.look_again(run)

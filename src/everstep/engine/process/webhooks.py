@@ -108,7 +108,7 @@ def _checked_headers(headers: Any) -> list[tuple[str, str]]:
 
 
 class Answer(NamedTuple):
-    """How a request was answered. `status` 0: it was not; `error` says why."""
+    """The answer to a request. `status` 0: there was none, and `error` says why."""
 
     status: int
     error: str = ""
@@ -116,12 +116,12 @@ class Answer(NamedTuple):
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether the receiver has it."""
+        """Whether the receiver has accepted it."""
         return 200 <= self.status < 300
 
 
 class Sending:
-    """One request, made on a thread. Another thread may cut it off: its timeout alone does not stop a slow drip."""
+    """One request, made on a thread. Another thread may interrupt it: its timeout alone does not stop a slow drip."""
 
     def __init__(self, url: str, body: bytes, headers: dict[str, str], timeout: float) -> None:
         self._url = url
@@ -152,7 +152,7 @@ class Sending:
             return Answer(0, f"{type(reason).__name__}: {reason}"[:300])
 
     def cut_off(self) -> None:
-        """End it from another thread, whatever it waits for."""
+        """Interrupt it from another thread, whatever it waits for."""
         self._is_cut_off = True
         stream = self._connection.sock if self._connection is not None else None
         if stream is not None:
@@ -162,7 +162,7 @@ class Sending:
                 pass  # it has just ended by itself
 
     def _opener(self) -> Any:
-        """Return what speaks http and https and nothing else, follows no redirects, and knows proxies."""
+        """Return an opener for http and https only, which follows no redirects and knows proxies."""
         import http.client
         import urllib.request
 
@@ -183,7 +183,7 @@ class Sending:
         return opener
 
     def _kept(self, connection: Any) -> Any:
-        """Make connections that can be cut off."""
+        """Make connections that can be interrupted."""
 
         def make(*args: Any, **options: Any) -> Any:
             self._connection = connection(*args, **options)
@@ -193,7 +193,7 @@ class Sending:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Return what `Retry-After` says, if it is a number; a date is not believed, for clocks differ."""
+    """Return the number in `Retry-After`; None for a date, which is not believed because clocks differ."""
     return float(retry_after) if retry_after is not None and retry_after.strip().isdigit() else 0.0
 
 

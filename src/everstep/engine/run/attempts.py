@@ -1,8 +1,8 @@
-"""A step at work: begun, its body started when that is allowed, and what follows when the body ends.
+"""A step in progress: its start, its body once that is allowed, and what follows the end of the body.
 
 In the order in which it happens: `begin` records what the code asked for, `start` starts a body (once its intent is
-durable, unless it is a `read`), `ended` takes what became of that, and `_completed` or `failed` records it: an outcome,
-another attempt, a fallback, or a question to a person.
+durable, unless it is a `read`), `ended` takes its result, and `_completed` or `failed` records it: an outcome, another
+attempt, a fallback, or a question to a person.
 """
 
 import asyncio
@@ -19,8 +19,7 @@ from everstep.engine.code.commands import StepCall
 from everstep.engine.code.step_state import DOUBT, EARLIER, FALLBACK, KEY, NEVER, ROOM, SLOT, StepState
 from everstep.engine.code.stops import pass_on, stop_in
 from everstep.engine.history.clock import microseconds
-from everstep.engine.run.atomic import start_atomic
-from everstep.engine.run.bodies import Attempt, Bodies
+from everstep.engine.run.bodies import Attempt, Bodies, start_atomic
 from everstep.engine.run.budget import Spending
 from everstep.engine.run.compensation import note_compensated
 from everstep.engine.run.doubts import Doubts
@@ -33,7 +32,7 @@ from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again
 from everstep.model.crash_points import crash_point
 from everstep.model.untrusted import Stopped, described, is_a, logger
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
 
 
@@ -42,11 +41,11 @@ log = logger("everstep.step")
 LOOK_SECONDS: Final = 0.05
 """How often a failed attempt looks whether what its body started has ended."""
 LEFT_SECONDS: Final = 0.5
-"""Pause before an app that stops looks again at an attempt that it has left to others."""
+"""Pause before an app that stops checks again an attempt that it has left to others, in seconds."""
 
 
 class StepAttempts:
-    """What the driver knows about each open step, and what it does when an attempt ends."""
+    """The state of each open step, and what follows when an attempt ends."""
 
     slots_wanted: Collection[int] = ()
     """Calls that wait for a slot of their named limit."""
@@ -55,15 +54,15 @@ class StepAttempts:
         self.bodies = Bodies(driver, self._record_heartbeat)
         self.has_doubts = self.has_keys = False
         self.starting: dict[int, None] = {}
-        """Calls whose intent is not durable yet. (The garbage collector need not look at a dict of numbers.)"""
+        """Calls whose intent is not durable yet. (The garbage collector skips a dict of numbers.)"""
         self.restarts = 0
-        """Events that only begin again what a crash had cut off, since the last unit."""
+        """The number of events, since the last unit, that only repeat what a crash had cut off."""
         self._driver = driver
         self._known = known
 
     @cached_property
     def doubts(self) -> "Doubts":
-        """The steps of which nobody knows whether they happened: most runs have none."""
+        """The steps of which it is unknown whether they happened: most runs have none."""
         self.has_doubts = True
         return Doubts(self._driver, self, self._known)
 
@@ -100,13 +99,13 @@ class StepAttempts:
         return any(call.target.is_accounted_for for call in begun)
 
     def begun_steps(self) -> list[StepCall]:
-        """Return the open steps that have begun, as far as is known: not those that still wait for room or a key."""
+        """Return the open steps that have begun, as far as known: not those that still wait for room or a key."""
         unbegun = {call for call, one in self._known.items() if not one.attempt or one.due in (ROOM, SLOT)}
         return [call for number, call in self._driver.execution.steps.items() if number not in unbegun]
 
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
-        """The code asked for a step: record that, and start it when it is allowed."""
+        """Record a step that the code asked for, and start it when that is allowed."""
         driver, target = self._driver, call.target
         execution = driver.execution
         if not target.is_plain or driver.budgets is not None or execution.kept is not None:
@@ -140,7 +139,7 @@ class StepAttempts:
         return driver.budgets is not None and not (call.cancelled or self.has_room(call))
 
     def take_kept(self, call: StepCall) -> bool:
-        """An effect that was done before the run was retried is not done again: its outcome is this call's.
+        """Give a call the outcome of an effect that was done before the run was retried, so that it is not done again.
 
         Both events are recorded at once, so that no crash comes between them.
         """
@@ -158,9 +157,10 @@ class StepAttempts:
         return True
 
     def record_start(self, call: StepCall, body: ev.StepStarted) -> int:
-        """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it.
+        """Record a start. An effect that must not happen twice keeps its arguments and its worker, which settling it
+        needs.
 
-        One that can be undone keeps them for that.
+        One with a compensation keeps its arguments for that.
         """
         if call.target.is_accounted_for:
             if not may_run_again(call.target.effect):
@@ -176,7 +176,7 @@ class StepAttempts:
         return driver.record("step_started", call.step, body)
 
     def settle_open(self, call: StepCall) -> None:
-        """A step was begun and its outcome is not recorded: its contract says what to do.
+        """Do what the contract says about a step that was begun and whose outcome is not recorded.
 
         `read` and `repeat`: run it again, with the same key. `once`: it is in doubt. `atomic`: its next attempt begins
         with its marker, unless the code names another database by now.
@@ -239,16 +239,17 @@ class StepAttempts:
         self.start_when_allowed(call, self.record_start(call, body))
 
     def _leave_to_the_next(self, number: int, attempts: StepState) -> None:
-        """An app that stops begins no more bodies: whoever goes on with the run finds in its history what is due."""
+        """Leave a body to the next worker because the app stops: the history says what is due."""
         at = self._driver.app.clock.now() + microseconds(LEFT_SECONDS)
         self._driver.deadlines.add(at, "probe" if attempts.due == DOUBT else "attempt", number)
         self._driver.come_to_rest()
 
     def has_room(self, call: StepCall, *, again: bool = False) -> bool:
-        """Tell whether the budget has room for an attempt. If not, that is recorded, and the step waits or gives way.
+        """Return True if the budget has room for an attempt. Otherwise record that, and the step waits or its fallback
+        runs.
 
         Compensations are never stopped: what was done half-way is undone, whatever that costs. Nor is an attempt that
-        has to find out what became of one which a crash cut off, where that must be known before the run may end.
+        must find out what happened to one which a crash cut off, where that must be known before the run may end.
         """
         budgets = self._driver.budgets
         if budgets is None:
@@ -268,33 +269,35 @@ class StepAttempts:
         return target.is_accounted_for and target.effect != "once" and self.was_cut_off(call.call, coming=True)
 
     def _may_have_happened_unseen(self, call: StepCall) -> bool:
-        """Whether a step that must not happen twice may have been begun in a part of the history that is lost.
+        """Return True if a step that must not happen twice may have been begun in a part of the history that is lost.
 
-        An `atomic` one need not be asked about: its attempt begins with its marker.
+        An `atomic` one needs no confirmation: its attempt begins with its marker.
         """
         return bool(self._driver.execution.caution) and call.target.effect == "once"
 
     def _must_look(self, call: StepCall, because: str) -> bool:
-        """Whether only another attempt tells what became of a step that was cut off."""
+        """Return True if only another attempt can tell whether a step that was cut off has happened."""
         if call.target.effect == "atomic":
             return self.was_cut_off(call.call, coming=True)
         return because == "crash" and may_run_again(call.target.effect)
 
     def of(self, call: int) -> StepState | None:
-        """Return what is known about the attempts at an open step."""
+        """Return the state of an open step, or None."""
         return self._known.get(call)
 
     def note(self, call: int, attempts: StepState) -> StepState:
-        """Begin to know something about a call."""
+        """Start to keep the state of a call."""
         self._known[call] = attempts
         return attempts
 
     def want_slot(self, call: int) -> None:
-        """A call waits for a slot: the run is at work until it has it."""
+        """Note a call that waits for a slot: the run stays active until it has it."""
         self.slots_wanted = {*self.slots_wanted, call}
 
     def settle_as_not_done(self, call: StepCall) -> None:
-        """It did not happen (or failed, if it may be repeated), and meanwhile the code was cancelled: it is over."""
+        """End a step that did not happen (or failed, if it may be repeated), because the code was cancelled
+        meanwhile.
+        """
         attempts = self._known.pop(call.call)
         if call.keyed is not None:
             self.keys.settle(call, None)
@@ -305,7 +308,9 @@ class StepAttempts:
         self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
 
     def fail(self, call: StepCall, error: BaseException, *, secret: bool = False) -> None:
-        """A step is not begun, or not again: the workflow gets the error, which is `secret` if it may say too much."""
+        """Fail a step that is not begun, or not again: the workflow gets the error, which is `secret` if it may
+        reveal too much.
+        """
         attempts = self._known.pop(call.call)
         if call.keyed is not None:
             self.keys.settle(call, None)
@@ -314,13 +319,13 @@ class StepAttempts:
         self._driver.deliver("step_failed", call.step, body)
 
     def start_fallback(self, call: StepCall, seq: int) -> None:
-        """The fallback acts in the step's place, so it starts when that it has to, event `seq`, may be relied upon."""
+        """Start the fallback in the step's place, when event `seq`, on which it depends, is durable."""
         self.start_when_allowed(call, seq, fallback=True)
 
     def start_when_allowed(self, call: StepCall, seq: int, *, fallback: bool = False) -> None:
-        """A read may start at once. Anything else starts when its intent, and all before it, is durable.
+        """Start a read at once, anything else when its intent, and everything before it, is durable.
 
-        So does a read in a run with a budget: what it may use is charged, whatever happens.
+        In a run with a budget a read waits as well: its reservation must be durable.
         """
         driver = self._driver
         writer = driver.writer
@@ -333,7 +338,7 @@ class StepAttempts:
             self.start(call, fallback)
 
     def start(self, call: StepCall, fallback: bool) -> None:
-        """Start the body of a call, or its fallback, unless it is not wanted any more: it is allowed now."""
+        """Start the body of a call, or its fallback, unless it is no longer wanted: it is allowed now."""
         self.starting.pop(call.call, None)
         driver = self._driver
         if call.cancelled or driver.stopped or driver.ending or driver.hold:
@@ -343,7 +348,7 @@ class StepAttempts:
             return
         known = self._known[call.call]
         if driver.execution.caution and not (known.asked or fallback) and self._may_have_happened_unseen(call):
-            self.doubts.begin(call, None, because=driver.execution.caution)  # it has a key, which is its own only now
+            self.doubts.begin(call, None, because=driver.execution.caution)  # it has a key, which it has got only now
             return
         if known.inherited and call.target.effect == "once" and not (known.asked or fallback):
             self.doubts.begin(call, None, because=EARLIER)
@@ -377,7 +382,7 @@ class StepAttempts:
             app.threads.start(driver.run, body, lambda value, error: self._end(attempt, value, error, began), call.call)
 
     async def _perform(self, attempt: Attempt) -> None:
-        """Run a body to its end, whatever that is."""
+        """Run a body to its end."""
         set_current(attempt)
         call = attempt.call
         target = call.target
@@ -394,23 +399,27 @@ class StepAttempts:
             self._end(attempt, value, None, began)
 
     def _is_left(self, call: StepCall) -> bool:
-        """Whether a step is left to whoever goes on with the run: nothing that would be in doubt then."""
+        """Return True if a step is left to the worker that continues the run, because nothing would be in doubt
+        then.
+        """
         driver = self._driver
         is_leaving = driver.stopped_by is not None or (driver.hold_wanted is not None and not driver.lets_bodies_end)
         return (driver.app.draining or is_leaving) and may_run_again(call.target.effect)
 
     def was_cut_off(self, call: int, *, coming: bool = False) -> bool:
-        """Whether an attempt before the newest one (or the coming one) did not end by failing, as far as is known."""
+        """Return True if an attempt before the newest one (or the coming one) did not end by failing, as far as
+        known.
+        """
         attempts = self._known[call]
         return attempts.attempt - 1 + coming > attempts.failures
 
     def ask_again(self) -> None:
-        """A part of the history is lost: what was asked about before is asked about again before it is done."""
+        """Ask again about everything, because a part of the history is lost."""
         for attempts in self._known.values():
             attempts.asked = False
 
     def is_due_later(self, call: int) -> bool:
-        """Whether a step waits for the time of its next attempt."""
+        """Return True if a step waits for the time of its next attempt."""
         attempts = self._known.get(call)
         return attempts is not None and (attempts.due or 0) > 0 and call in self._driver.execution.steps
 
@@ -422,7 +431,7 @@ class StepAttempts:
         self._known.pop(call, None)
 
     def forget_all(self) -> None:
-        """What the code waited for no longer matters: its steps are undone from here on. None of them is in doubt."""
+        """Forget all steps, because they are compensated from here on. None of them is in doubt."""
         for call in self._driver.execution.steps.values():
             call.cancelled = True  # one whose intent is not durable yet must not start
             self.forget(call.call)
@@ -491,7 +500,7 @@ class StepAttempts:
             self.failed(attempt, refused, seconds, final=True)
 
     def _note_more(self, attempt: Attempt, payload: bytes, body: ev.StepCompleted) -> None:
-        """A body returned that was not the plain one of a plain step."""
+        """Record the return value of a step with options."""
         if (call := attempt.call).keyed is not None:
             self.keys.settle(call, None if attempt.fallback else payload)
         if call.compensates:
@@ -499,7 +508,7 @@ class StepAttempts:
         body.fallback, body.secret = attempt.fallback, call.is_secret
 
     def note_compensated(self, call: StepCall) -> None:
-        """A compensation has happened; its outcome is recorded next."""
+        """Note a compensation that has happened; its outcome is recorded next."""
         undone = self._driver.execution.saga.completed.get(call.compensates)
         if undone is not None:
             note_compensated(self._driver.journal, call.compensates, undone.key, undone.carried)
@@ -507,7 +516,7 @@ class StepAttempts:
     def _settle_atomic(
         self, attempt: Attempt, settled: Settled | None, error: BaseException | None, seconds: float
     ) -> None:
-        """An attempt at an atomic step is settled."""
+        """Handle the result of an attempt at an atomic step."""
         crash_point("body.after")
         bodies = attempt.bodies
         if bodies.running.get(attempt.call.call) is not attempt:
@@ -526,7 +535,7 @@ class StepAttempts:
             bodies.stumble(raised)
 
     def _settled(self, attempt: Attempt, settled: "Settled", seconds: float) -> None:
-        """An atomic step has happened, in this attempt or in an earlier one."""
+        """Record that an atomic step has happened, in this attempt or in an earlier one."""
         call, driver = attempt.call, self._driver
         self.bodies.finish(attempt, is_settled=True)
         if call.call not in driver.execution.steps:
@@ -538,7 +547,7 @@ class StepAttempts:
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), adopted=settled.adopted)
         body.secret = call.is_secret
         if settled.adopted and driver.budgets is not None:
-            body.charged = Charge(0, 0)  # an earlier attempt did it, and was charged; this one has only looked
+            body.charged = Charge(0, 0)  # an earlier attempt did it, and was charged; this one only read the marker
         elif attempt.spending is not None:
             body.charged = attempt.spending.take_total()
         is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
@@ -654,7 +663,7 @@ class StepAttempts:
         return seq
 
     def _record_heartbeat(self, attempt: Attempt, payload: bytes) -> None:
-        """Write down how far a body is, for its next attempt."""
+        """Record the details of a heartbeat, for the next attempt."""
         call = attempt.call
         if call.call in self._known:
             self._known[call.call].details = payload

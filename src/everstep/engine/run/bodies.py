@@ -13,6 +13,9 @@ from contextvars import Context, copy_context
 from types import CoroutineType, FrameType, coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from everstep.effects.atomic import Permit, Settled, Work, perform
 from everstep.effects.body import SETTLED, Fate, Means, StepBody
 from everstep.effects.descent import bodies_run_in
 from everstep.effects.step import is_async_callable
@@ -25,7 +28,7 @@ from everstep.errors import Misuse, NotDone, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.untrusted import is_a, logger
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
 
 
@@ -36,7 +39,7 @@ HEARTBEAT_SECONDS: Final = 1.0
 TURN_SECONDS: Final = 0.001
 """Bodies that lead to further bodies keep the loop to themselves for no longer than this."""
 CHARGES: Final = threading.Lock()
-"""Two threads may charge one attempt for the first time at once."""
+"""Protects the first charge of an attempt, which two threads may make at once."""
 
 
 class Attempt(StepBody, eq=False, kw_only=True):
@@ -46,12 +49,12 @@ class Attempt(StepBody, eq=False, kw_only=True):
     call: StepCall
     fallback: bool = False
     is_asked: bool = False
-    """Whether this is only a question to a probe about the attempt."""
+    """Whether this only passes an attempt to a probe that asks about it."""
     fate: Fate | None = None
     spending: "Spending | None" = None
     task: "asyncio.Task[None] | None" = None
     failed_at: int = 0
-    """When its body failed, if something that it started has gone on since."""
+    """When its body failed, if something that it started is still running."""
 
     def worker(self) -> str:
         return self.bodies.worker
@@ -74,7 +77,7 @@ class Attempt(StepBody, eq=False, kw_only=True):
         return self.bodies.means()
 
     def take_entry(self, name: str, value: Any) -> None:
-        if self.bodies.running.get(self.call.call) is self:  # else nobody waits for this body any more
+        if self.bodies.running.get(self.call.call) is self:  # otherwise the run no longer waits for this body
             self.bodies.streams_of_run().take(self, name, value)
 
     def refuse_given_up(self) -> None:
@@ -217,20 +220,20 @@ class Bodies:
         return self._driver.app.worker
 
     def attempt_at(self, call: StepCall, attempt: int) -> Attempt:
-        """Return an attempt that somebody asks about, and that does not run."""
+        """Return an attempt that does not run, for a question about it."""
         workflow, digest = self._driver.execution.workflow.name, call.arguments.digest
         surroundings = (self._driver.run, workflow, call.step, digest, call.entropy, attempt, None)
         return Attempt(*surroundings, bodies=self, call=call, is_asked=True)
 
     @property
     def charging(self) -> "Charging":
-        """What writes down the charges of running bodies: most runs have no budget."""
+        """Records the charges of running bodies: most runs have no budget."""
         if self._charging is None:
             self._charging = Charging(self._driver)
         return self._charging
 
     def streams_of_run(self) -> "Streams":
-        """Return what writes to the run's streams. May be called on any thread."""
+        """Return the writer of the run's streams. May be called on any thread."""
         with CHARGES:
             if self.streams is None:
                 self.streams = Streams(self._driver)
@@ -242,7 +245,7 @@ class Bodies:
         return Means(app.store, app.codec, app.clock.now)
 
     def stumble(self, error: BaseException) -> None:
-        """What was done for a body raised: the run leaves memory, and is taken up again."""
+        """Evict the run and resume it, because something that was done for a body raised."""
         self._driver.app.stumbling.leave(self._driver, error)
 
     @property
@@ -256,7 +259,7 @@ class Bodies:
         return row is not None and (row.epoch, row.generation) == (mine.epoch, mine.generation)
 
     async def call(self, attempt: Attempt) -> Any:
-        """Return what a body returns that has a timeout, is a fallback, or has to run on a thread."""
+        """Return the result of a body with a timeout, of a fallback, or of a body for a thread."""
         seconds = attempt.call.target.timeout
         if seconds is None:
             return await self._call(attempt)
@@ -337,7 +340,7 @@ class Bodies:
             task.cancel()
 
     def record_charges(self) -> None:
-        """Write down what running bodies were charged, and have appended: they may be cut off."""
+        """Record the charges and stream entries of running bodies, because they may be cut off."""
         if self.streams is not None:
             self.streams.flush()
         for attempt in self.running.values():
@@ -387,7 +390,7 @@ class Bodies:
             )
 
     def record_heartbeats(self) -> None:
-        """Write down the newest heartbeats that are not recorded yet."""
+        """Record the newest heartbeats that are not recorded yet."""
         for call, payload in self._heartbeats.items():
             attempt = self.running.get(call)
             if attempt is not None:
@@ -396,7 +399,7 @@ class Bodies:
 
 
 def _attempt_on_thread(frame: FrameType) -> StepBody | None:
-    """Return the attempt whose body a thread of the engine runs: it is in the context that the body is given."""
+    """Return the attempt whose body a thread of the engine runs, from the body's context."""
     work = getattr(frame.f_locals.get("one"), "function", None)
     context = getattr(getattr(work, "func", None), "__self__", None)
     body = context.get(CURRENT) if isinstance(context, Context) else None
@@ -404,3 +407,85 @@ def _attempt_on_thread(frame: FrameType) -> StepBody | None:
 
 
 bodies_run_in(Threads._work, _attempt_on_thread)
+
+
+# -- atomic steps: each attempt on one thread, given up in time, and told to the driver when it is settled ----------
+Settle = Callable[[Attempt, Settled | None, BaseException | None, float], None]
+
+
+def start_atomic(driver: "Driver", attempt: Attempt, context: Context, settle: Settle, *, cut_off: bool) -> None:
+    """Start an attempt; `settle` is told what became of it, and after how many seconds.
+
+    If the code was cancelled since one was cut off, it only finds out what became of that.
+    """
+    call = attempt.call
+    only_settle = cut_off and (call.future.is_cancel_wanted or driver.end_wanted)
+    target: Any = call.target
+    work: Work = target.work(attempt, call.arguments, cut_off=cut_off, only_settle=only_settle)
+    going = _AtomicAttempt(driver, attempt, context, work, settle)
+    if target.timeout is None:
+        going.on_thread(work, going.settle)
+    else:
+        within = going.within(target.timeout)
+        attempt.task = asyncio.Task(within, loop=driver.app.loop, name=call.step, context=context)
+
+
+class _AtomicAttempt:
+    """An attempt, seen from the driver's loop."""
+
+    def __init__(self, driver: "Driver", attempt: Attempt, context: Context, work: Work, settle: Settle) -> None:
+        self._app = driver.app
+        self._attempt = attempt
+        self._context = context
+        self._work = work
+        self._settle = settle
+        self._began = time.monotonic()
+
+    def on_thread(self, work: Work, done: Any) -> None:
+        """Let a thread do the work; `done` gets what became of it, on the loop."""
+        # A copy: the thread of an attempt that was given up may still be in the other one.
+        body = functools.partial(self._context.copy().run, perform, work)
+        self._app.threads.start(self._attempt.run, body, done, self._attempt.call.call)
+
+    def settle(self, settled: Settled | None, error: BaseException | None) -> None:
+        """Tell what became of it."""
+        self._settle(self._attempt, settled, error, time.monotonic() - self._began)
+
+    async def within(self, seconds: float) -> None:
+        """Wait for the attempt, but not too long. One that is about to commit is waited for all the same."""
+        future = self._begin(self._work)
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(future)
+        except TimeoutError:
+            if self._work.permit.withdraw():
+                late = StepTimedOut(f"An attempt at {self._attempt.call.step} took longer than {seconds} s.")
+                await self._give_up(late)
+                return
+        except asyncio.CancelledError:
+            pass  # it is this task's: the attempt is on a thread, and tells how it ends
+        future.add_done_callback(lambda ended: self.settle(*ended.result()))
+
+    async def _give_up(self, late: StepTimedOut) -> None:
+        """The attempt cannot commit any more. If an earlier one could have, that is found out first."""
+        settled: Settled | None = None
+        error: BaseException | None = late
+        if self._work.cut_off:
+            looking = self._begin(msgspec.structs.replace(self._work, only_settle=True, permit=Permit()))
+            try:
+                settled, error = await looking
+            except asyncio.CancelledError as stop:
+                settled, error = None, stop
+            if settled is not None and settled.refused is not None:
+                settled, error = None, late
+        self.settle(settled, error)
+
+    def _begin(self, work: Work) -> "asyncio.Future[tuple[Settled | None, BaseException | None]]":
+        future: asyncio.Future[tuple[Settled | None, BaseException | None]] = self._app.loop.create_future()
+
+        def done(settled: Settled | None, error: BaseException | None) -> None:
+            if not future.done():
+                future.set_result((settled, error))
+
+        self.on_thread(work, done)
+        return future

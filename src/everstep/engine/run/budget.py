@@ -1,8 +1,8 @@
 """The budget of one run in memory: what may begin, what waits for room, and what happens at the limit.
 
-An attempt begins when everything that is used and reserved, and its own estimate, is within every limit. Otherwise it
-waits while something under way may turn out cheaper than it was estimated. When nothing can make room any more, the
-budget's `then` decides. All that is recorded, so a crash changes nothing: see `model/accounts.py`.
+An attempt begins when all used and reserved amounts, plus its own estimate, are within every limit. Otherwise it waits
+while work in progress may turn out cheaper than it was estimated. When nothing can make room any more, the budget's
+`then` decides. All that is recorded, so a crash changes nothing: see `model/accounts.py`.
 """
 
 import threading
@@ -34,7 +34,7 @@ from everstep.model.budgets import (
 from everstep.model.crash_points import crash_point
 from everstep.model.untrusted import logger, raise_if_no_answer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     import asyncio
 
     from everstep.engine.run.bodies import Attempt
@@ -49,7 +49,7 @@ _MAKES_NO_ROOM: Final = frozenset(
 
 
 class Budgets:
-    """What the driver asks before anything begins that may use something."""
+    """Decides whether work that may use something of the budget may begin."""
 
     def __init__(self, driver: "Driver", books: Books, attempts: dict[int, StepState]) -> None:
         self._driver = driver
@@ -57,7 +57,7 @@ class Budgets:
         asked: dict[int, StepCall | ChildCall] = {**driver.execution.steps, **driver.execution.children}
         waiting = sorted(call for call, one in attempts.items() if one.due == ROOM and call in asked)
         self.withheld = {number: asked[number] for number in waiting}
-        """Calls that wait for room, in the order in which they were asked for."""
+        """Calls that wait for room, in the order in which the code asked for them."""
         self._is_deciding = False
         self._is_changed = True
         self._in_vain: set[tuple[int, Charge | None]] = set()
@@ -68,14 +68,14 @@ class Budgets:
         self._set_deadline()
 
     def _set_deadline(self) -> None:
-        """A run that would be held for its time is held when that is over, also while it waits."""
+        """Set the deadline at which the run is held because its time is over, even if it only waits."""
         own = self._books.head.parts[ROOT]
         if own.until is not None and own.then == "hold":
             self._driver.deadlines.add(own.until, "budget")
 
-    # -- the books -------------------------------------------------------------------------------------------------
+    # -- the accounts ----------------------------------------------------------------------------------------------
     def record(self, seq: int, kind: str, step: str, body: Any) -> None:
-        """Take an event that was recorded just now."""
+        """Apply an event that was recorded just now."""
         self._books.record(seq, kind, step, body, self._driver.journal.at)
         self._is_changed = self._is_changed or kind not in _MAKES_NO_ROOM
         if kind == "step_started":
@@ -84,11 +84,11 @@ class Budgets:
             crash_point("budget.allotted")
 
     def show(self, seq: int) -> None:
-        """The code comes to an outcome."""
+        """Advance the view of the code to an event."""
         self._books.show(seq)
 
     def news(self, *, ended: bool) -> bytes | None:
-        """Return what the run's row should say, if that is new."""
+        """Return the new budget of the run's row, or None if it has not changed."""
         told = self._books.head.encoded(has_ended=ended)
         if told == self._told and not ended:
             return None
@@ -96,11 +96,11 @@ class Budgets:
         return told
 
     def forget_news(self) -> None:
-        """What the row was to say was not written."""
+        """Restore a row change that was not written."""
         self._told = b""
 
     def take_back(self, seq: int, begun: ev.StepStarted) -> None:
-        """Another step has the key of one that was about to begin."""
+        """Undo the start of a step, because another step has its key."""
         self._books.take_back(seq, begun.call, begun.cost)
         self._is_changed = True
 
@@ -109,7 +109,7 @@ class Budgets:
 
     # -- steps -----------------------------------------------------------------------------------------------------
     def lack(self, call: StepCall) -> Lack | None:
-        """Return what there is not enough of for another attempt at a step; None if it may begin."""
+        """Return the first lack for another attempt at a step; None if it may begin."""
         return next(iter(self._lacks(call)), None)
 
     def _lacks(self, call: StepCall) -> list[Lack]:
@@ -125,23 +125,23 @@ class Budgets:
         return self._books.head.lacks(part, self._estimates[call.call], self._now())
 
     def _estimate(self, call: StepCall) -> Charge | None:
-        """Return what an attempt is estimated to use; None if nothing is known."""
+        """Return the estimate of an attempt; None without one."""
         cost = call.target.cost
         if cost is None:
             is_ours = str(getattr(call.target.function, "__module__", "")).startswith(_OUR_MODULES)
             return NOTHING if is_ours else None
         if callable(cost):
-            # In a context of the application: this may be called on the way out of another step's body.
+            # In a context of the application, because this may be called at the end of another step's body.
             cost = self._driver.app.context.copy().run(cost, *call.arguments.args, **call.arguments.kwargs)
         return estimate_from(cost, call.target.name)
 
     def reserve(self, call: StepCall, body: ev.StepStarted) -> None:
-        """Write the estimate into the event that begins an attempt."""
+        """Add the estimate to the event that begins an attempt."""
         body.part = self._books.part_of(call.call)
         body.cost = None if call.cancelled else self._estimates.get(call.call)
 
     def covers(self, call: int, charge: Charge) -> bool:
-        """Tell whether what is reserved for an attempt covers what it was charged so far."""
+        """Return True if the reservation of an attempt covers what it was charged so far."""
         begun = self._books.head.begun.get(call)
         if begun is None:
             return False
@@ -153,7 +153,9 @@ class Budgets:
         return self._books.part_of(call)
 
     def must_use_nothing(self, call: int, *, fallback: bool) -> bool:
-        """Tell whether a body has said that it uses nothing, or stands in for one for which there was no room."""
+        """Return True if a body has declared that it uses nothing, or is the fallback of a step for which there was
+        no room.
+        """
         estimate = self._estimates.get(call)
         if self._driver.execution.saga.begun:
             return False  # nothing may keep a compensation from being done
@@ -163,7 +165,9 @@ class Budgets:
         return attempts is not None and attempts.refused
 
     def withhold(self, call: StepCall | ChildCall, lack: Lack, attempt: int = 0, *, again: bool = False) -> None:
-        """There is no room for a call: record that, and let it wait. If that is in vain, a fallback begins at once."""
+        """Record that there is no room for a call, and let it wait. If waiting is useless, a fallback begins at
+        once.
+        """
         if isinstance(call, StepCall) and call.target.fallback is not None:
             hopeless = self._hopeless(self._lacks(call))
             if hopeless is not None and self._degrades(call, hopeless):
@@ -196,9 +200,10 @@ class Budgets:
 
     # -- room ------------------------------------------------------------------------------------------------------
     def look_again(self) -> bool:
-        """See to a decision about what waits, if anything has changed that matters to it; tell whether one is due.
+        """Schedule a decision about waiting calls, if a relevant amount has changed; return True if one is due.
 
-        Soon and not at once: the code may ask for the same again and again, and the application's loop must go on.
+        Soon and not at once: the code may ask for the same again and again, and the application's loop must keep
+        turning.
         """
         driver = self._driver
         if self.withheld and self._is_changed and not (self._is_deciding or driver.starts_nothing or driver.end_wanted):
@@ -211,12 +216,12 @@ class Budgets:
         return call.call in (execution.steps if isinstance(call, StepCall) else execution.children)
 
     def _is_given_up(self, call: StepCall | ChildCall) -> bool:
-        """Whether the code was cancelled, or has ended, while a call waited. Nothing was begun, so nothing is."""
+        """Return True if the code was cancelled, or has ended, while a call waited. The call is then not begun."""
         main = self._driver.execution.main
         return call.future.is_cancel_wanted or call.future.cancelled() or (main is not None and main.done())
 
     def _hopeless(self, lacks: list[Lack]) -> Lack | None:
-        """Return where there is no room and nothing under way can make any."""
+        """Return a lack that no work in progress can resolve; None if there is none."""
         return next((lack for lack in lacks if not self._may_come_free(lack)), None)
 
     def _may_come_free(self, lack: Lack) -> bool:
@@ -265,7 +270,7 @@ class Budgets:
             driver.attempts.settle_as_not_done(call)
             return
         if call.keyed is not None and driver.attempts.keys.is_anothers(call):
-            del self.withheld[call.call]  # what another step does, or has done, needs no room
+            del self.withheld[call.call]  # a call whose outcome another step provides needs no room
             driver.attempts.begin_again(call.call, "budget")
             return
         part, number = self._books.part_of(call.call), call.call
@@ -273,7 +278,7 @@ class Budgets:
             return
         lacks = self._lacks(call)
         lack = self._hopeless(lacks)
-        if lacks and lack is None:  # nothing comes free while this goes on, so all that is alike waits on
+        if lacks and lack is None:  # no room is released meanwhile, so all similar calls keep waiting
             self._in_vain.add((part, self._estimates[number]))
         elif not lacks:
             del self.withheld[call.call]
@@ -297,7 +302,7 @@ class Budgets:
         self._driver.attempts.fail(call, error, secret=secret)
 
     def _degrades(self, call: StepCall, lack: Lack) -> bool:
-        """Whether a fallback takes the place of a step for which there is no room."""
+        """Return True if a fallback replaces a step for which there is no room."""
         is_known = lack.measure != "cost"
         return is_known and self._books.head.parts[lack.part].then == "fallback" and call.target.fallback is not None
 
@@ -311,7 +316,7 @@ class Budgets:
         self._driver.attempts.start_fallback(call, seq)
 
     def time_is_up(self) -> None:
-        """The run's time is over, whatever it waits for. But one that is about to end ends."""
+        """Act on the end of the run's time, whatever the run waits for; but let a run end that is about to."""
         if self._driver.end_wanted:
             return
         self._driver.put_on_hold(self._report(Lack(ROOT, "seconds", 0), "", {}))
@@ -325,7 +330,7 @@ class Budgets:
 
     # -- children --------------------------------------------------------------------------------------------------
     def ask_for_child(self, call: ChildCall) -> None:
-        """The code asks for a child: it gets what is left, up to its own budget. If that is nothing, it may wait."""
+        """Begin a child with what is left, up to its own budget. If nothing is left, it may wait."""
         lack = self._nothing_left(call)
         if lack is not None and self._may_come_free(lack):
             self.withhold(call, lack)
@@ -360,7 +365,7 @@ class Budgets:
         driver.writer.when_durable(seq, lambda: driver.app.adopt(call.run))
 
     def allotment(self, call: ChildCall) -> Allotment:
-        """Return what a child is given: what is left here, up to its own budget."""
+        """Return the allotment of a child: what is left here, up to its own budget."""
         head, budget = self._books.head, call.target.budget
         part = self._books.part_of(call.call)
         around = head.parts[part]
@@ -381,7 +386,7 @@ def _own_limits(call: ChildCall) -> Limits:
 
 
 def _what(account: Account, lack: Lack) -> str:
-    """Say what there is not enough of."""
+    """Return the lack in words."""
     if lack.measure == "seconds":
         return f"its {account.limits.seconds:g} seconds are over"
     used = getattr(account.used, lack.measure)
@@ -394,10 +399,10 @@ def _what(account: Account, lack: Lack) -> str:
 
 
 def exceeded(step: str, account: Account, lack: Lack) -> BudgetExceeded:
-    """Return the error with which a step fails for which there is no room."""
+    """Return the error of a step that fails because there is no room."""
     message = f"There is no room in the budget for {step}: {_what(account, lack)}."
     if lack.measure in ("microdollars", "tokens"):
-        message += " A step that uses nothing goes on if it says so, with cost={}."
+        message += " A step that uses nothing may declare it with cost={}, and then runs."
     limit = getattr(account.limits, lack.measure)
     return BudgetExceeded(message, SHOWN_AS[lack.measure], shown(lack.measure, limit or 0))
 
@@ -405,28 +410,28 @@ def exceeded(step: str, account: Account, lack: Lack) -> BudgetExceeded:
 log = logger("everstep.step")
 
 SOON_SECONDS: Final = 0.1
-"""A body that ends so soon after a charge beyond its estimate has it in its outcome alone."""
+"""If a body ends this soon after a charge beyond its estimate, only its outcome records the charge (seconds)."""
 PAUSE_SECONDS: Final = 1.0
-"""Charges beyond a step's estimate are written down at this pace while its body runs."""
+"""The minimum interval between recorded charges beyond a step's estimate while its body runs, in seconds."""
 
 
 class Spending:
-    """What one attempt was charged so far. Any thread may add to it."""
+    """The charges of one attempt so far. Any thread may add to them."""
 
     __slots__ = ("_lock", "_nanos", "_tokens", "_written", "is_announced", "uses_nothing")
 
     def __init__(self, *, uses_nothing: bool = False) -> None:
         self.uses_nothing = uses_nothing
-        """Whether the body has said that it uses nothing."""
+        """Whether the body has declared that it uses nothing."""
         self.is_announced = False
-        """Whether the loop is about to look at it."""
+        """Whether the loop will look at it soon."""
         self._lock = threading.Lock()
         self._nanos: int | None = None
         self._tokens: int | None = None
         self._written = Charge()
 
     def add(self, nanos: int | None, tokens: int | None) -> None:
-        """Count more. Sums are exact; only their result is rounded, up."""
+        """Add a charge. Sums are exact; only their result is rounded, up."""
         with self._lock:
             if nanos is not None:
                 self._nanos = (self._nanos or 0) + nanos
@@ -434,14 +439,14 @@ class Spending:
                 self._tokens = (self._tokens or 0) + tokens
 
     def total(self) -> Charge | None:
-        """Return all of it; None if the body was charged nothing at all."""
+        """Return the total; None if the body was charged nothing at all."""
         with self._lock:
             if self._nanos is None and self._tokens is None:
                 return None
             return Charge(None if self._nanos is None else microdollars(self._nanos), self._tokens)
 
     def take_total(self) -> Charge | None:
-        """Return all of it, for an outcome: what comes later comes on top."""
+        """Return the total for an outcome. Later charges are counted in addition."""
         total = self.total()
         self._written = total or self._written
         return total
@@ -456,7 +461,7 @@ class Spending:
 
 
 class Charging:
-    """The charges of one run's bodies."""
+    """Records the charges of one run's bodies."""
 
     def __init__(self, driver: "Driver") -> None:
         self._driver = driver
@@ -464,7 +469,7 @@ class Charging:
         self._pause: asyncio.TimerHandle | None = None
 
     def hear(self, attempt: "Attempt", spending: Spending) -> None:
-        """An attempt was charged. May be called on any thread."""
+        """Note a charge of an attempt. May be called on any thread."""
         app = self._driver.app
         if threading.get_ident() == app.thread:
             self._look_at(attempt, spending)
@@ -473,7 +478,7 @@ class Charging:
             try:
                 app.loop.call_soon_threadsafe(self._driver.call, self._look_at, attempt, spending)
             except RuntimeError:
-                self._warn(attempt)  # the loop is closed: nobody is left to write it down
+                self._warn(attempt)  # the loop is closed, so the charge cannot be recorded
 
     def _look_at(self, attempt: "Attempt", spending: Spending) -> None:
         spending.is_announced = False
@@ -495,7 +500,7 @@ class Charging:
         )
 
     def _is_covered(self, attempt: "Attempt", spending: Spending) -> bool:
-        """Tell whether what was charged so far is within what the history has for this attempt anyway."""
+        """Return True if the charges so far are within what the history has for this attempt anyway."""
         total, budgets = spending.total(), self._driver.budgets
         return total is None or (budgets is not None and budgets.covers(attempt.call.call, total))
 
@@ -509,7 +514,7 @@ class Charging:
             self._pause = self._driver.app.loop.call_later(PAUSE_SECONDS, self._driver.call, self._write_due)
 
     def write(self, attempt: "Attempt") -> None:
-        """Write down what an attempt was charged, if that is more than the history has for it: it may be cut off."""
+        """Record the charges of an attempt, if they exceed what the history has for it, because it may be cut off."""
         spending = attempt.spending
         if spending is not None and not self._driver.is_over and not self._is_covered(attempt, spending):
             self._write(attempt, spending)
@@ -524,6 +529,6 @@ class Charging:
             driver.writer.save(waited_for=False)
 
     def stop(self) -> None:
-        """The run leaves this process, or its bodies were stopped."""
+        """Stop, because the run leaves this process, or its bodies were stopped."""
         if self._pause is not None:
             self._pause.cancel()

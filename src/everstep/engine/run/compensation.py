@@ -1,8 +1,8 @@
-"""Undoing what a run did: how its driver comes to that, and what a person is asked on the way.
+"""Compensation of a run: how its driver begins it, and what a person is asked on the way.
 
     the code fails         →  `compensation_started`, a command like any other
-    the run must fail      →  what is in doubt is settled  →  `compensation_started`, without the code
-    somebody wants it      →  `rollback_requested`  →  what is in doubt is settled  →  `compensation_started`
+    the run must fail      →  its doubts are settled  →  `compensation_started`, without the code
+    a rollback is wanted   →  `rollback_requested`  →  its doubts are settled  →  `compensation_started`
 
 What comes then follows from the history alone: see `saga.py`.
 """
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.code.execution import Execution
-from everstep.engine.history.effects import WHAT_IS_LOST, change_key, left_by_children
+from everstep.engine.history.calls import WHAT_IS_LOST
+from everstep.engine.history.effects import change_key, left_by_children
 from everstep.engine.history.journal import Journal
 from everstep.engine.run.holds import HoldReport
 from everstep.errors import RunTimedOut, StoreError
@@ -23,7 +24,7 @@ from everstep.model.carried import CarriedStep
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
 
 
@@ -32,11 +33,11 @@ WHILE_ROLLING_BACK: Final[dict[str, str]] = {
     "not-done": "it is not done again; the others are compensated",
     "cancel": "end the run as cancelled; nothing is compensated",
 }
-"""What answers mean when a rollback waits for a step in doubt."""
+"""The meaning of answers when a rollback waits for a step in doubt."""
 
 
 def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
-    """Stop, without asking the code, and undo what was done; or ask a person, if that would not be everything."""
+    """Stop without the code, and compensate what was done; or ask a person, if that would not be everything."""
     execution = driver.execution
     if execution.is_undone:
         driver.writer.save(waited_for=False)
@@ -51,7 +52,7 @@ def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
 
 
 def left_as_it_is(driver: "Driver") -> list[str]:
-    """Return the steps, done or under way, that must not happen twice and that nothing undoes."""
+    """Return the steps, done or in progress, that must not happen twice and have no compensation."""
     execution = driver.execution
     open_steps = [call for call in driver.attempts.begun_steps() if not may_run_again(call.target.effect)]
     left = execution.saga.uncompensated + [call.step for call in open_steps if call.target.compensate is None]
@@ -61,7 +62,7 @@ def left_as_it_is(driver: "Driver") -> list[str]:
 
 
 def begin_without_code(driver: "Driver", because: str, payload: bytes = b"") -> bool:
-    """Begin to undo what was done, without waiting for the code; False if there is nothing to undo."""
+    """Begin compensation without waiting for the code; False if there is nothing to compensate."""
     execution = driver.execution
     execution.abandon()
     for kind, body, at in driver.take_unapplied():
@@ -76,7 +77,7 @@ def begin_without_code(driver: "Driver", because: str, payload: bytes = b"") -> 
 
 
 def begin_compensation(driver: "Driver", started: ev.CompensationStarted) -> None:
-    """From here on nothing is done but to undo what was done. Children that end with the run are asked to stop."""
+    """Begin compensation: from here on nothing else is done. Children that end with the run are asked to stop."""
     crash_point("compensation.begin")
     driver.children.cancel_those_that_end_with_it()
     driver.attempts.forget_all()
@@ -87,23 +88,27 @@ def begin_compensation(driver: "Driver", started: ev.CompensationStarted) -> Non
 
 
 def note_undoing(driver: "Driver", calls: Iterable[int]) -> None:
-    """These steps are to be undone, as is recorded next: from there on nobody shares the outcomes of their keys."""
+    """Mark the keys of steps that are to be compensated, with the next event, so that their outcomes are no longer
+    shared.
+    """
     completed = driver.execution.saga.completed
     for done in [completed[call] for call in calls if call in completed]:
         change_key(driver.journal, done.call, done.key, "begun", done.carried)
 
 
 def note_compensated(journal: "Journal", call: int, key: str, carried: CarriedStep | None = None) -> None:
-    """A compensation has completed: whatever depends on the step that it undid, call `call`, goes with its outcome.
+    """Note a completed compensation: everything that depends on its step, call `call`, changes with its outcome.
 
-    In the same transaction its own key (`key=`), if it has one, is freed: the action may be done again, by anybody.
+    In the same transaction its own key (`key=`), if it has one, is freed: any run may do the action again.
+
     carried: the step, if an older generation did it.
     """
     change_key(journal, call, key, "undone", carried)
 
 
 def note_kept(driver: "Driver") -> None:
-    """The run ends, as is recorded next, before everything was undone: what nobody began to undo is shared again.
+    """Share the outcomes again whose compensation was not begun, because the run ends before everything was
+    compensated.
 
     A step whose compensation was begun and is not settled keeps its key, until a person decides about that.
     """
@@ -116,7 +121,7 @@ def note_kept(driver: "Driver") -> None:
 
 # -- asking a person ---------------------------------------------------------------------------------------------------
 def with_undoing(report: HoldReport, driver: "Driver") -> HoldReport:
-    """Return a report as it reads with what can be undone; or while it is being undone: other answers, consequences."""
+    """Return a report that names what can be compensated; during compensation, with other answers and consequences."""
     execution = driver.execution
     if not execution.is_undone:
         left = functools.partial(_all_that_stays, driver)
@@ -133,7 +138,7 @@ def _all_that_stays(driver: "Driver") -> list[str]:
     try:
         return left_as_it_is(driver) or left_by_children(driver.app.store, driver.run)
     except StoreError:
-        return []  # whoever wants the rollback is told
+        return []  # the rollback's caller gets that
 
 
 def _explain_compensation(report: HoldReport, execution: "Execution") -> None:
@@ -144,27 +149,27 @@ def _explain_compensation(report: HoldReport, execution: "Execution") -> None:
     if undone and report.reason == "exhausted":
         report.summary = f"the compensation of {undone} failed: {report.summary}"
         report.consequences["retry"] = "give the compensation a fresh set of attempts"
-        report.consequences["skip"] = f"leave {undone} as it is, and go on with the other compensations"
+        report.consequences["skip"] = f"leave {undone} as it is, and continue with the other compensations"
     elif undone and report.reason in ("in-doubt", "restored"):
         report.summary = f"the compensation of {undone} is in doubt: {report.summary}"
-        report.consequences["done"] = f"{undone} is compensated; go on with the others"
+        report.consequences["done"] = f"{undone} is compensated; continue with the others"
         report.consequences["not-done"] = "do the compensation again, in a new attempt with the same key"
 
 
 def uncompensated_report(left: Sequence[str], request: ev.RollbackRequested) -> HoldReport:
-    """A rollback was wanted, and meanwhile something happened that it would not undo."""
+    """Return the report on a rollback that would not undo something which happened meanwhile."""
     names = ", ".join(left)
     summary = f"a rollback was asked for, but nothing undoes {names}, which must not happen twice"
     facts = {"by": request.by, "note": request.note, "not_compensated": list(left)}
-    return HoldReport("asked", summary, facts=facts, consequences={"retry": "go on; nothing is rolled back"})
+    return HoldReport("asked", summary, facts=facts, consequences={"retry": "continue; nothing is rolled back"})
 
 
 def offering_rollback(
     report: HoldReport, run: str, undoable: Sequence[str], left: Callable[[], list[str]]
 ) -> HoldReport:
-    """A rollback is among the answers where it would be done: something can be undone, and nothing else would stay.
+    """Add rollback to the answers where it would work: something can be undone, and nothing else would remain.
 
-    Otherwise it takes the verb, which says what would stay: `everstep rollback`.
+    Otherwise it needs the verb, which says what would remain: `everstep rollback`.
     """
     stays = left() if undoable else []
     if not report.offers("rollback") or (undoable and not stays):
@@ -180,13 +185,13 @@ def offering_rollback(
 
 
 def undoable_steps(driver: "Driver") -> list[str]:
-    """Return the steps, done or under way, that have a compensation."""
+    """Return the steps, done or in progress, that have a compensation."""
     done = [one.title for one in driver.execution.saga.completed.values()]
     return done + [call.step for call in driver.attempts.begun_steps() if call.target.compensate is not None]
 
 
 def force_end(driver: "Driver") -> None:
-    """The grace is over, or was not given: the run ends without its code. No effect is in doubt."""
+    """End the run without its code, because its grace is over or was not given. No effect is in doubt."""
     execution = driver.execution
     cancel = execution.cancel
     if execution.rollback is not None and not (cancel is not None and cancel.now):
@@ -204,7 +209,7 @@ def force_end(driver: "Driver") -> None:
 
 
 def _fail_with(driver: "Driver", error: BaseException) -> None:
-    """End the run as failed, without its code; but first undo what was done."""
+    """End the run as failed, without its code, after compensating what was done."""
     payload = driver.app.codec.encode_error(error)
     if not begin_without_code(driver, "failure", payload):
         driver.record_end("run_failed", ev.RunFailed(msgspec.Raw(payload), forced=True), payload)

@@ -1,16 +1,20 @@
-"""Steps in doubt: begun, and nobody knows whether their effect happened. They are settled, never guessed.
+"""Steps in doubt: begun, and it is unknown whether their effect happened. They are settled, never guessed.
 
 A `once` step comes into doubt when a crash cut it off, or when it raised something that does not say whether the effect
 happened. Its probe is asked, with patience; without a probe, or when the probe does not know in time, a person is.
 Nothing is done again while an earlier attempt may still act. An `atomic` step comes into doubt only when its database
-cannot be asked; its marker is its probe, and what may still act cannot commit a second time.
+cannot be asked; its marker is its probe, and an attempt that still acts cannot commit a second time.
 """
 
 import asyncio
 import functools
+from collections.abc import Iterable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
+from everstep.codec import error_facts
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
@@ -18,41 +22,44 @@ from everstep.engine.code.commands import StepCall
 from everstep.engine.code.step_state import DOUBT, EARLIER, StepState
 from everstep.engine.code.stops import pass_on
 from everstep.engine.history.clock import Alarm, microseconds, set_alarm
-from everstep.engine.run.acting import where_in_process, whereabouts
+from everstep.engine.run.acting import process_of, where_in_process, whereabouts
 from everstep.engine.run.bodies import Attempt
-from everstep.engine.run.doubt_report import account_of, process_of
 from everstep.engine.run.holds import in_doubt_report
 from everstep.errors import NotDone, NotEncodable, StoreError
 from everstep.model import events as ev
+from everstep.model.contracts import UNSEEN
 from everstep.model.crash_points import crash_point
-from everstep.model.secrets import HIDDEN
+from everstep.model.events import EventRow, decode_body
+from everstep.model.secrets import HIDDEN, shown_error
 from everstep.model.untrusted import attribute, described, is_a, name_of, text_of, type_name
+from everstep.stores.brief import Busy, briefly
 from everstep.stores.processes import is_of_this_process
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.attempts import StepAttempts
     from everstep.engine.run.driver import Driver
 
 
+ERROR_CHARACTERS_MAX: Final = 300
 FIRST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 60.0
-"""A probe that does not know is asked again after 1, 2, 4 … 60 seconds."""
+"""The longest pause before a probe that does not know is asked again: 1, 2, 4 … 60 seconds."""
 
 
 QUESTION_SECONDS_MAX: Final = 60.0
-"""A probe that takes longer does not know (or longer than its `probe_for=`, but 10 seconds in any case)."""
+"""A probe that takes longer counts as not knowing (or longer than its `probe_for=`, but 10 seconds in any case)."""
 QUESTION_SECONDS_MIN: Final = 10.0
 
 
 class Question(NamedTuple):
-    """A probe that is running, and the alarm that ends the waiting for it."""
+    """A running probe, and the alarm that ends the waiting for it."""
 
     task: asyncio.Task[None]
     alarm: Alarm
 
 
 def question_seconds(probe_for: float) -> float:
-    """Return how long one question to a probe may take."""
+    """Return how long one question to a probe may take, in seconds."""
     return min(QUESTION_SECONDS_MAX, max(QUESTION_SECONDS_MIN, probe_for))
 
 
@@ -63,16 +70,16 @@ class Doubts:
         self.asking: dict[int, Question] = {}
         """Calls whose probe is running."""
         self._overdue: dict[int, asyncio.Task[None]] = {}
-        """Questions that were not answered in time, and whose probe has not ended."""
+        """Questions that were not answered in time, and whose probe still runs."""
         self._driver = driver
         self._attempts = attempts
         self._known = known
 
     def begin(self, call: StepCall, error: BaseException | None, *, happened: bool = False, because: str = "") -> None:
-        """An attempt ended, or was cut off, in a way that does not say whether its effect happened.
+        """Put a step in doubt whose attempt ended, or was cut off, without saying whether its effect happened.
 
-        Or it did happen, and its outcome cannot be stored. Or, with `because`, it was not begun by anything that the
-        history knows, and may have been all the same.
+        Or it did happen, and its outcome cannot be stored. Or, with `because`, the history does not know its start, and
+        it may have been begun all the same.
         """
         driver, attempts = self._driver, self._known[call.call]
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error) if error is not None else b"")
@@ -85,7 +92,7 @@ class Doubts:
         self.go_on(call)
 
     def go_on(self, call: StepCall) -> None:
-        """Ask the outside, or a person."""
+        """Ask the probe, or a person."""
         attempts = self._known[call.call]
         if attempts.happened:
             self.hold(call, "it happened, but its outcome cannot be stored", is_done=True)
@@ -104,13 +111,15 @@ class Doubts:
         self._driver.come_to_rest()
 
     def is_due(self, call: int) -> bool:
-        """Whether a step waits for the time at which its probe is asked."""
+        """Return True if a step waits for the time at which its probe is asked."""
         attempts = self._known.get(call)
         return attempts is not None and attempts.due == DOUBT and call not in self.asking
 
     # -- asking the outside ----------------------------------------------------------------------------------------
     def ask(self, number: int) -> None:
-        """Run the probe. One that does not answer in time does not know; it is not asked again before it has ended."""
+        """Run the probe. One that does not answer in time counts as not knowing; it is not asked again before it
+        has ended.
+        """
         driver = self._driver
         call, attempts = driver.execution.steps[number], self._known[number]
         if self._is_overdue(number):
@@ -121,7 +130,7 @@ class Doubts:
         context: Context = driver.app.context.copy()
         asked = self._attempts.bodies.attempt_at(call, attempts.attempt)
         context.run(CURRENT.set, asked)
-        # Not through the loop's factory: it must not begin before it is known here, whatever the application likes.
+        # Not through the loop's task factory: the task must not begin before it is registered here.
         task = asyncio.Task(self._ask(call, asked), loop=driver.app.loop, context=context)
         until = driver.app.clock.now() + microseconds(question_seconds(call.target.probe_for))
         alarm = set_alarm(
@@ -136,7 +145,7 @@ class Doubts:
         return number in self._overdue or self._driver.app.threads.is_acting(self._driver.run, -number)
 
     def _stop_waiting(self, call: StepCall) -> None:
-        """A probe takes too long. Its answer, should it still come, is not taken."""
+        """Stop waiting for a probe that takes too long. A late answer is ignored."""
         if self._driver.is_over:
             return
         task = self._overdue[call.call] = self.asking.pop(call.call).task
@@ -148,13 +157,15 @@ class Doubts:
         args, kwargs = call.arguments.args, call.arguments.kwargs
         probe: Any = call.target.probe
         key = call.idempotency_key()
-        while_acting = ""  # what may still have acted when it was put: an answer `NotDone` may be out of date by now
+        while_acting = (
+            ""  # what may still have acted when the probe was asked: an answer `NotDone` may be outdated by now
+        )
         try:
             await self._look_for_others(call)
             while_acting = "".join(self._where_it_may_act(call))
             if is_async_callable(probe):
                 answer = await probe(key, *args, **kwargs)
-            else:  # under the call's number below zero: it can be told from the step's own body, which acts
+            else:  # under the call's negative number, which tells it apart from the step's own body, which acts
                 answer = await self._attempts.bodies.call_in_thread(asked, probe, (key, *args), kwargs, -call.call)
         except NotDone as certain:
             answer = certain
@@ -167,7 +178,7 @@ class Doubts:
             pass_on(error, self._driver.app.loop)
         crash_point("probe.after")
         await self._look_for_others(call)
-        if call.call in self.asking:  # else it comes too late; there is no other question while this one was open
+        if call.call in self.asking:  # too late otherwise; there is no other question while this one was open
             question = self.asking.pop(call.call)
             question.alarm.cancel()
             if not self._driver.is_over and call.call in self._driver.execution.steps:
@@ -185,7 +196,7 @@ class Doubts:
             self._ask_later(call, Unknown(f"the probe returned {what}, not Done(…), NotDone() or Unknown(…)"))
 
     def _adopt(self, call: StepCall, value: Any) -> None:
-        """It happened: the probe's value is the step's outcome, without running it."""
+        """Record the probe's value as the step's outcome, without running it."""
         driver = self._driver
         try:
             payload = driver.app.codec.encode(value, call.target.signature.result, f"the probe of {call.step}")
@@ -203,9 +214,9 @@ class Doubts:
         driver.deliver("step_completed", call.step, body, expensive=True)
 
     def _take_not_done(self, call: StepCall, while_acting: str) -> None:
-        """It did not happen, so it may be done again: unless the earlier attempt may still act.
+        """Begin the step again, which did not happen, unless the earlier attempt may still act.
 
-        If it may have acted while the probe was asked, and has ended since, the answer may be out of date: ask again.
+        If it may have acted while the probe was asked, and has ended since, the answer may be outdated: ask again.
         """
         attempts = self._known[call.call]
         self._note(call, attempts, "not-done")
@@ -213,7 +224,7 @@ class Doubts:
         here, elsewhere = self._where_it_may_act(call)
         still = elsewhere or here
         if still and not elsewhere and not self._is_too_late(call, self._next_question(attempts)):
-            self._ask_later(call, Unknown(here))  # it ends in its time, and that is seen here
+            self._ask_later(call, Unknown(here))  # it will end, and this process will see that
         elif while_acting and not still:
             self._driver.deadlines.add(self._driver.app.clock.now(), "probe", call.call)
             self._driver.come_to_rest()
@@ -230,10 +241,10 @@ class Doubts:
             self._driver.come_to_rest()
 
     def _repeated_at(self, call: StepCall) -> int:
-        """Return when a step that has not happened may be done again: not in a tight circle, if it was repeated before.
+        """Return when a step that has not happened may be done again: with a pause, if it was repeated before.
 
-        StepState that failed have had their pauses. It is counted from the doubt, which the history has: whoever takes
-        the run up meanwhile does not begin to wait anew.
+        Attempts that failed have had their pauses. The pause counts from the doubt, which the history has: a worker
+        that resumes the run meanwhile does not begin to wait again.
         """
         attempts = self._known[call.call]
         repeats = attempts.attempt - 1 - attempts.failures
@@ -255,7 +266,7 @@ class Doubts:
         return self._driver.app.clock.now() + microseconds(_pause(attempts.probes + 1))
 
     def _is_too_late(self, call: StepCall, at: int) -> bool:
-        """Whether the time for asking the probe is over before `at`."""
+        """Return True if the time for asking the probe is over before `at`."""
         doubted_at = self._known[call.call].doubted_at
         return at > doubted_at + microseconds(call.target.settle + call.target.probe_for)
 
@@ -267,7 +278,7 @@ class Doubts:
 
     # -- asking a person -------------------------------------------------------------------------------------------
     def hold(self, call: StepCall, why: str, *, is_done: bool = False) -> None:
-        """Put the run on hold: a person has to say whether it happened."""
+        """Put the run on hold: a person has to say whether the step happened."""
         attempts, account = self._known[call.call], account_of(self._driver, call.call)
         if attempts.because == EARLIER:
             why = f"it was begun in an earlier generation of this run, and {why}"
@@ -280,24 +291,24 @@ class Doubts:
         return f", and {elsewhere or here}" if elsewhere or here else ""
 
     def _where_it_may_act(self, call: StepCall) -> tuple[str, str]:
-        """Say what of a `once` step may still act in this process, and elsewhere; "" where it provably cannot."""
+        """Return what of a `once` step may still act in this process, and elsewhere; "" where it provably cannot."""
         if call.target.effect != "once":
             return "", ""
         return self.acts_here(call), self.acts_elsewhere(call) or self._is_unseen(call)
 
     def may_still_act(self, call: StepCall) -> str:
-        """Say where the last attempt still runs, as far as that can be seen; "" if it is not seen anywhere."""
+        """Return where the last attempt still runs, as far as visible; "" if nowhere."""
         return self.acts_here(call) or self.acts_elsewhere(call)
 
     def acts_here(self, call: StepCall) -> str:
-        """Say what of the step still runs in this process, in this app or another one; "" if nothing does."""
+        """Return what of the step still runs in this process, in this app or another one; "" if nothing does."""
         for worker in self._suspects(call):
             if still := where_in_process(worker, self._driver.run, call.call):
                 return f"{still} still runs in this process (worker {worker})"
         return ""
 
     def acts_elsewhere(self, call: StepCall) -> str:
-        """Say which other process began it and is still there; "" if none is seen."""
+        """Return which other process began it and still exists; "" if none is known."""
         for worker in sorted(self._others(call)):
             where = self._driver.beside.whereabouts.get(worker)
             if where is not None and where.state == "there" and not self._has_ended(call, worker):
@@ -307,7 +318,9 @@ class Doubts:
         return ""
 
     async def _look_for_others(self, call: StepCall) -> None:
-        """Ask the store where the other processes are that may have begun a step. If it cannot say, that stays open."""
+        """Ask the store where the other processes are that may have begun a step. If it cannot say, that stays
+        unknown.
+        """
         driver = self._driver
         if others := {one for one in self._others(call) if not self._is_known_to_have_ended(one)}:
             try:
@@ -330,7 +343,7 @@ class Doubts:
         return {worker for worker in self._suspects(call) if not is_of_this_process(worker)}
 
     def _is_unseen(self, call: StepCall) -> str:
-        """Say which process may still run although it is no longer among the workers.
+        """Return which process may still run although it is no longer registered as a worker.
 
         A person can know that it has ended, and say so; a probe cannot.
         """
@@ -340,7 +353,7 @@ class Doubts:
         return ""
 
     def _has_ended(self, call: StepCall, worker: str) -> bool:
-        """Tell whether a worker cannot act any more: proven, or declared, or believed because `gone_after` is over."""
+        """Return True if a worker cannot act any more: proven, declared, or assumed because `gone_after` is over."""
         where = self._driver.beside.whereabouts.get(worker)
         if where is None or where.state == "ended":
             return where is not None
@@ -352,21 +365,23 @@ class Doubts:
         return gone_at is not None and gone_at <= self._driver.app.clock.now()
 
     def _gone_at(self, call: StepCall, worker: str) -> int | None:
-        """Return when a worker without a lease counts as gone, if that is set."""
+        """Return when a worker without a lease counts as gone, if that is configured."""
         app, where = self._driver.app, self._driver.beside.whereabouts.get(worker)
         if app.gone_after is None or where is None or where.has_lease:
             return None
         return self._known[call.call].doubted_at + microseconds(app.gone_after)
 
     def _all_gone_at(self, call: StepCall) -> int | None:
-        """Return when all who may still act elsewhere count as gone; None if one of them never does, or none may."""
+        """Return when all workers that may still act elsewhere count as gone; None if one of them never does, or
+        none may.
+        """
         left = [worker for worker in self._others(call) if not self._has_ended(call, worker)]
         times = [self._gone_at(call, worker) for worker in left]
         known = [time for time in times if time is not None]
         return max(known) if known and len(known) == len(times) else None
 
     def _note_gone(self, call: StepCall) -> None:
-        """Have it kept which workers count as gone from now on because their time is over."""
+        """Record which workers count as gone from now on because their time is over."""
         app = self._driver.app
         for worker in self._others(call):
             gone_at = self._gone_at(call, worker)
@@ -378,7 +393,7 @@ class Doubts:
                 app.note_gone(worker)
 
     def cancel_all(self) -> None:
-        """The run leaves this process."""
+        """Stop all probes, because the run leaves this process."""
         asking, self.asking = self.asking, {}
         for question in asking.values():
             question.alarm.cancel()
@@ -388,3 +403,53 @@ class Doubts:
 def _pause(count: int) -> float:
     """Return the seconds to wait after so many questions, or attempts, that led nowhere."""
     return min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(count - 1, 20))
+
+
+def account_of(driver: "Driver", call: int) -> dict[str, Any]:
+    """Return what is known about the last attempt at a step. Less, if the store cannot be read just now.
+
+    With a crash: its process gave its last sign of life at `last_sign_at`, and was found to be gone at `doubted_at`.
+    """
+    try:
+        stored = briefly(driver.app.store.events, driver.run, driver.journal.generation)
+    except (Busy, StoreError):
+        stored = []
+    last = stored[-1].seq if stored else 0
+    told = told_by([*stored, *(event for event in driver.journal.unsaved if event.seq > last)], call)
+    known = driver.attempts.of(call)
+    if not stored and known is not None and known.by:
+        return {"worker": known.by, **process_of(known.by), **told}
+    return told
+
+
+def told_by(events: Iterable[EventRow], call: int) -> dict[str, Any]:
+    """Return what events say about the last attempt at a step."""
+    account: dict[str, Any] = {}
+    last_at = started = 0
+    for event in events:
+        if event.kind in ("step_started", "step_doubted"):
+            body = decode_body(event.kind, event.body)
+            if body.call == call and event.kind == "step_started":
+                account = {"worker": body.by, **process_of(body.by), "began_at": event.at}
+                started = event.seq
+            elif body.call == call:
+                if body.because in UNSEEN and event.seq == started + 1:
+                    account = {"worker": ""}  # it was asked about first, and nobody here has begun it
+                account |= {"because": body.because, "doubted_at": event.at}
+                if body.because == "crash":
+                    account["last_sign_at"] = last_at
+                elif error := _error_text(body):
+                    account["error"] = error
+        last_at = event.at
+    return account
+
+
+def _error_text(body: Any) -> str:
+    if body.ref or not bytes(body.error):
+        return ""
+    try:
+        facts = shown_error(error_facts(bytes(body.error)), secret=body.secret)
+    except msgspec.MsgspecError:
+        return ""
+    text = f"{facts.get('type', '')}: {facts.get('message', '')}".strip(": ")
+    return text if len(text) <= ERROR_CHARACTERS_MAX else f"{text[: ERROR_CHARACTERS_MAX - 1]}…"

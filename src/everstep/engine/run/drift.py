@@ -1,4 +1,4 @@
-"""Before a run goes on, the outside is compared with what the run remembers of it. Nothing is changed by that.
+"""Before a run continues, the outside is compared with what the run remembers of it. That changes nothing.
 
 Observations are made after the replay, which touches nothing, and before anything is settled or done: so the witnesses
 are those of the code itself, with their functions. See docs/decisions/0013.
@@ -8,7 +8,7 @@ import asyncio
 import functools
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -29,6 +29,7 @@ from everstep.effects.witnesses import (
 from everstep.engine.code.execution import Execution
 from everstep.engine.code.stops import contained_in
 from everstep.engine.code.witnesses import note_judgement
+from everstep.engine.run.driver import Driver
 from everstep.engine.run.holds import HoldReport
 from everstep.engine.run.host import RunHost
 from everstep.errors import Drift
@@ -36,12 +37,9 @@ from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.untrusted import described, is_refusal, text_of, type_name
 
-if TYPE_CHECKING:
-    from everstep.engine.run.driver import Driver
-
 
 class Drifted(msgspec.Struct):
-    """A witness that no longer holds."""
+    """A fact that is no longer true."""
 
     subject: str
     on_drift: str
@@ -50,15 +48,15 @@ class Drifted(msgspec.Struct):
     difference: str
     payload: bytes = b""
     judged: str = ""
-    """What the function said that was to decide, or why it could not."""
+    """What the deciding function returned, or why it could not decide."""
 
 
 MayBe = Callable[[str | None, str | None], bool]
-"""Whether a file's digest may be another one than it was (remembered, now), for a begun step was about to change it."""
+"""Whether a file may have changed like this (remembered, now) because a begun step was about to change it."""
 
 
 async def find_drift(app: "RunHost", execution: "Execution", *, ignored: bool = False) -> list[Drifted]:
-    """Observe every fact that the run remembers and return those that are others now; `ignored` ones if wanted."""
+    """Observe every fact that the run remembers and return those that differ now; with `ignored`, also ignored ones."""
     begun = _begun_changes(execution)
     drifted: list[Drifted] = []
     for subject, taken in list(execution.witnesses.items()):
@@ -71,7 +69,7 @@ async def find_drift(app: "RunHost", execution: "Execution", *, ignored: bool = 
 
 
 def _begun_changes(execution: "Execution") -> list[tuple[str, MayBe]]:
-    """Return which files begun steps of this run were about to change, and what they may look like for that."""
+    """Return which files begun steps of this run were about to change, and how the files may look because of that."""
     changes: list[tuple[str, MayBe]] = []
     for call in execution.steps.values():
         name, args = call.target.name, call.arguments.args
@@ -102,7 +100,7 @@ def _is_appended(path: str, added: bytes, remembered: str | None, now: str | Non
 
 
 def _as_intended(subject: str, taken: "Taken", remembered: Any, now: Any, begun: list[tuple[str, MayBe]]) -> Any:
-    """Return what is remembered, with what begun steps of the run have changed already if the outside shows that."""
+    """Return the remembered fact with the changes of begun steps that the outside shows already."""
     for path, may_be in begun:
         if file_subject(path) == subject:
             remembered = now if may_be(remembered.get("digest"), now.get("digest")) else remembered
@@ -137,7 +135,7 @@ async def _compare(
 
 
 async def _observed(app: "RunHost", run: str, taken: "Taken") -> Any:
-    """Observe on a thread: a large file or a slow server must not stop the loop."""
+    """Observe on a thread: a large file or a slow server must not block the loop."""
     future: asyncio.Future[tuple[Any, BaseException | None]] = app.loop.create_future()
 
     def done(value: Any, error: BaseException | None) -> None:
@@ -152,7 +150,7 @@ async def _observed(app: "RunHost", run: str, taken: "Taken") -> Any:
 
 
 def readable_difference(before: Any, after: Any) -> str:
-    """Return a difference as a person reads it: of texts, folders and several rows a diff, else both values."""
+    """Return a difference for a person: for texts, folders and several rows a diff, else both values."""
     old, new = _text_of(before), _text_of(after)
     if _are_rows(before) and _are_rows(after) and max(len(before), len(after)) > 1:
         old, new = _lines_of(before), _lines_of(after)
@@ -187,7 +185,7 @@ def _short(value: Any) -> str:
 
 
 def drift_report(drifted: list[Drifted]) -> HoldReport:
-    """The outside is not as the run remembers it."""
+    """Return the report that the outside differs from what the run remembers."""
     subjects = ", ".join(one.subject for one in drifted[:3]) + (" …" if len(drifted) > 3 else "")
     facts = {
         "drift": [
@@ -203,7 +201,7 @@ def drift_report(drifted: list[Drifted]) -> HoldReport:
 DECISIONS: Final = ("hold", "fail", "ignore", "accept")
 
 
-async def compare_outside(driver: "Driver") -> None:
+async def compare_outside(driver: Driver) -> None:
     """Compare the outside with what the run remembers of it; what differs puts the run on hold, or fails it.
 
     Nothing else has been done yet. A run that fails settles first what is in doubt, and undoes what it did.
@@ -213,7 +211,7 @@ async def compare_outside(driver: "Driver") -> None:
         judge = driver.execution.witnesses[one.subject].judge
         if judge is not None:
             await _judge(driver, one, judge)
-    drifted = [one for one in drifted if one.on_drift not in ("ignore", "accept")]  # nobody to judge: hold
+    drifted = [one for one in drifted if one.on_drift not in ("ignore", "accept")]  # no function decides: hold
     failing = next((one for one in drifted if one.on_drift == "fail"), None)
     if failing is not None:
         driver.fail_when_settled(Drift(f"{failing.subject} is not as the run remembers it.", failing.subject))
@@ -221,7 +219,7 @@ async def compare_outside(driver: "Driver") -> None:
         driver.put_on_hold(drift_report(drifted))
 
 
-async def _judge(driver: "Driver", drifted: "Drifted", judge: "Judge") -> None:
+async def _judge(driver: Driver, drifted: "Drifted", judge: "Judge") -> None:
     """Let a function decide about one fact, and write down what it says."""
     decision, why = "hold", ""
     if drifted.payload:
@@ -229,7 +227,7 @@ async def _judge(driver: "Driver", drifted: "Drifted", judge: "Judge") -> None:
             decision = await _asked(driver, judge, drifted.remembered, drifted.now)
             if type(decision) is not str or decision not in DECISIONS:
                 decision, why = "hold", f"it returned {type_name(decision)}, not one of {', '.join(DECISIONS)}"
-        except Exception as error:  # a function that cannot decide leaves it to a person
+        except Exception as error:  # if the function cannot decide, a person must
             if is_refusal(error):
                 raise  # it could not even be asked: the run is tried again later
             decision, why = "hold", f"it raised {described(error)}"
@@ -244,7 +242,7 @@ async def _judge(driver: "Driver", drifted: "Drifted", judge: "Judge") -> None:
     note_judgement(driver.execution, body)
 
 
-async def _asked(driver: "Driver", judge: "Judge", remembered: Any, now: Any) -> Any:
+async def _asked(driver: Driver, judge: "Judge", remembered: Any, now: Any) -> Any:
     """Call the function as the body of a step is called: on the loop, or on a thread."""
     app, execution = driver.app, driver.execution
     context = app.context.copy()

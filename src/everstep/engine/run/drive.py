@@ -32,6 +32,7 @@ from everstep.engine.run.drift import compare_outside
 from everstep.engine.run.driver import Beside, Driver
 from everstep.engine.run.holds import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report
 from everstep.engine.run.host import RunHost
+from everstep.engine.run.inbox import first_hold
 from everstep.engine.run.resume import Payloads, books_of, is_supported, replay_history
 from everstep.engine.run.streams import newest_entries
 from everstep.engine.run.units import is_delayed
@@ -55,9 +56,10 @@ async def drive(host: RunHost, claimed: Claimed) -> None:
         return
     crash_point("run.claimed")
     if is_delayed(row, host.clock.now()):
-        await host.look_at_delayed(row)
+        await host.holding.look_at_delayed(row)
         return
     try:
+        inbox = read.inbox if read is not None else await host.read(host.store.inbox, row.id)
         driver = await take_up(host, row, workflow, read.events if read is not None else ())
     except NotReadable as error:
         log.warning("Run %s is left for a worker that can read it: %s", row.id, error)
@@ -67,10 +69,12 @@ async def drive(host: RunHost, claimed: Claimed) -> None:
     else:
         if isinstance(driver, HoldReport):
             await host.hold_or_leave(row, driver)
-        elif driver.execution.witnesses:
+            return
+        driver.beside.asked_hold = first_hold(inbox)
+        if driver.execution.witnesses:
             host.compare_later(row.id, compare_and_go_on(host, driver))
         else:
-            go_on(host, driver, arrived=read.inbox if read is not None and not host.was_woken(row.id) else None)
+            go_on(host, driver, arrived=inbox if not host.was_woken(row.id) else None)
 
 
 def code_of(row: RunRow) -> Workflow | None:
@@ -132,7 +136,7 @@ def go_on(host: RunHost, driver: Driver, *, is_new: bool = False, arrived: Seque
     try:
         driver.go_on(is_new=is_new, arrived=arrived)
     except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
-        log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
+        log.error("Run %s cannot continue just now, and is resumed later: %s", driver.run, error)
         host.take_again(driver)
     except BaseException as error:
         if (stop := stop_in(error)) is not None:
@@ -155,7 +159,7 @@ def drive_new(host: RunHost, row: RunRow, workflow: Workflow, started: Recorded)
             host.set_aside(row, error)
         return
     if isinstance(driver, HoldReport):
-        host.hold_new(row.id, driver)
+        host.holding.hold_new(row.id, driver)
     else:
         go_on(host, driver, is_new=True)
 

@@ -34,10 +34,9 @@ from everstep.engine.run.attempts import StepAttempts
 from everstep.engine.run.budget import Budgets
 from everstep.engine.run.children import Children
 from everstep.engine.run.compensation import begin_compensation, force_end, note_undoing, with_undoing
-from everstep.engine.run.deadlines import Deadlines
 from everstep.engine.run.holds import HoldReport, stuck_report
 from everstep.engine.run.host import RunHost
-from everstep.engine.run.inbox import Inbox, Told, told_of
+from everstep.engine.run.inbox import Deadlines, Inbox, Told, told_of
 from everstep.engine.run.perform import perform, record_continued, record_patches, report_damage
 from everstep.engine.run.writer import STATUS_OF_END, RunWriter
 from everstep.errors import NotDecodable, StoreError
@@ -56,18 +55,20 @@ LOOK_AGAIN_SECONDS: Final = 0.5
 
 
 class Beside(msgspec.Struct):
-    """What was read of a run beside its replay, when it was taken up."""
+    """What was read about a run in addition to its replay, when it was resumed."""
 
     allotment: Allotment | None = None
     """The budget that the run was given at its start."""
     first_checkpoint: tuple[int, bytes] | None = None
     """The number and the digest of the first checkpoint's event."""
     damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
-    """Those that recovery had to pass over."""
+    """The checkpoints that recovery could not use."""
     stream_heads: Mapping[str, EntryRow] = {}
-    """The newest entries of its streams when it was taken up; a run that has just begun has none."""
+    """The newest entries of its streams when it was resumed; a new run has none."""
     whereabouts: Mapping[str, Whereabouts] = {}
     """Where the other processes are that may have begun its open steps, as of when that was last asked."""
+    asked_hold: Delivery | None = None
+    """The hold that was asked for before the run was taken up: it comes before any body begins."""
 
 
 class Driver:
@@ -81,14 +82,15 @@ class Driver:
         self.run = row.id
         self.execution: Execution = replayed.execution
         self.fresh: Sequence[Command] = replayed.fresh
-        """What the code asks for beyond its history."""
+        """The commands of the code beyond its history."""
         self.outcome: bytes | None = None
         self.end_recorded: tuple[str, ev.Body, bytes | None] | None = None
         self.failure: BaseException | None = None
         """With `end_wanted`: why it is to fail."""
         self.stopped_by: tuple[BaseException, str] | None = None
-        """What stopped its code or a body, and where: the run leaves memory unfinished, once nothing is under way that
-        must not be cut off."""
+        """What stopped its code or a body, and where: the run leaves memory unfinished, once nothing is in progress
+        that must not be cut off.
+        """
         self._is_leaving = False
         self._is_reading = False
         """Whether the inbox is being read; `_reads_again` if something has arrived since that began."""
@@ -106,12 +108,13 @@ class Driver:
         self.ending = ""
         self.hold: HoldRow | None = None
         self.hold_wanted: HoldReport | None = None
-        """What the run is to be held for, as soon as nothing is under way that must not be cut off."""
+        """The report for the hold that begins as soon as nothing is in progress that must not be cut off."""
         self._hold_deliveries: list[int] = []
-        """The numbers of the deliveries that asked for it. They stay in the inbox until the hold is in the history: a
-        process that is killed before finds them again."""
+        """The numbers of the deliveries that asked for the hold. They stay in the inbox until the hold is in the
+        history: if the process is killed before, the next one finds them again.
+        """
         self.end_wanted = False
-        """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
+        """Whether the run is to end without its code, as soon as no effect is in progress or in doubt."""
         self.status: Status = "running"
         self.published = replayed.published
         self.publishes = False
@@ -144,23 +147,23 @@ class Driver:
 
     @property
     def deadlines(self) -> Deadlines:
-        """What is to be done at which time: most runs end before there is anything."""
+        """The deadlines of the run: most runs end before there is any."""
         if self._deadlines is None:
             self._deadlines = Deadlines()
         return self._deadlines
 
     @property
     def inbox(self) -> "Inbox":
-        """What takes deliveries: most runs end before there are any."""
+        """The inbox of the run: most runs end before there are deliveries."""
         if self._inbox is None:
             self._inbox = Inbox(self)
         return self._inbox
 
     @property
     def children(self) -> "Children":
-        """What looks after child runs: most runs have none."""
+        """The children of the run: most runs have none."""
         if self._children is None:
-            self._children = Children(self)
+            self._children = Children(self.app, self.run, self.execution, self.journal, self.writer.when_durable)
         return self._children
 
     @property
@@ -170,12 +173,12 @@ class Driver:
 
     @property
     def takes_nothing(self) -> bool:
-        """Whether nothing that is due or arrives is taken: the run is over, or about to be held."""
+        """Whether nothing due and no delivery is taken any more: the run is over, or about to be held."""
         return bool(self.is_over or self.hold_wanted is not None or self.stopped_by is not None)
 
     @property
     def lets_bodies_end(self) -> bool:
-        """Whether the run is about to be held for its budget: what is under way was paid for, and is not cut off."""
+        """Whether the run is about to be held for its budget: work in progress was paid for, and is not cut off."""
         return self.hold_wanted is not None and self.hold_wanted.reason == "budget"
 
     @property
@@ -183,17 +186,20 @@ class Driver:
         """Whether nothing more is done for this run here: it ends, is held, or has left."""
         return bool(self.stopped or self.ending or self.hold)
 
-    # -- going on after a replay -----------------------------------------------------------------------------------
+    # -- continuing after a replay ---------------------------------------------------------------------------------
     def go_on(self, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
         """Settle the steps that are open by their contracts, then do what the code asks for beyond its history.
 
-        Unless the run is new, the inbox comes next, before any deadline: whatever arrived before a timer was due comes
+        A hold that was asked for before comes first, so that no body begins that it would have to wait for. Unless the
+        run is new, the inbox comes next, before any deadline: whatever arrived before a timer was due comes
         first. `arrived` is what is in it, if the claim has read it.
         """
         self._applying = True
+        if self.beside.asked_hold is not None:
+            self.inbox.take([self.beside.asked_hold], fire=False)
         if not is_new:
             self._settle_open()
-        if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
+        if not (self.takes_nothing or self.end_wanted):  # otherwise it would be recorded as begun and never done
             self._perform(self.fresh)
         self.fresh = ()
         self._applying = False
@@ -212,7 +218,7 @@ class Driver:
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
             if self.end_wanted and not call.target.is_accounted_for:
-                continue  # nobody waits for it any more
+                continue  # the code no longer waits for it
             if not self.takes_nothing:  # a step in doubt may put the run on hold
                 self.attempts.settle_open(call)
         old = [child for number, child in self.execution.children.items() if number not in new]
@@ -222,7 +228,7 @@ class Driver:
             self.children.take_up(old, tell_again=self._retried)
 
     def note_whereabouts(self, found: Mapping[str, Whereabouts]) -> None:
-        """The store was asked again where other processes are."""
+        """Note where other processes are, from a new read of the store."""
         self.beside.whereabouts = {**self.beside.whereabouts, **found}
 
     def note_checkpoint(self, seq: int, digest: bytes) -> None:
@@ -230,12 +236,14 @@ class Driver:
         self.beside.first_checkpoint = self.beside.first_checkpoint or (seq, digest)
 
     def take_damaged_checkpoints(self) -> Sequence[DamagedCheckpoint]:
-        """Return those that recovery had to pass over: they are reported once."""
+        """Return the checkpoints that recovery could not use, once, to report them."""
         damaged, self.beside.damaged_checkpoints = self.beside.damaged_checkpoints, ()
         return damaged
 
     def note_restored(self, life: str) -> None:
-        """The store was restored from a backup: what this run did after that is forgotten, and has happened."""
+        """Note that the store was restored from a backup: what this run did after that is missing here, and has
+        happened.
+        """
         self.execution.note_lost("restored")
         self.attempts.ask_again()
         self.record("run_restored", "", ev.RunRestored(restores_in(life), life))
@@ -250,7 +258,7 @@ class Driver:
         if is_applying or self._unapplied:
             body.early = True
         if self.budgets is not None and self.attempts.has_keys and self.attempts.keys.is_claiming:
-            expensive = True  # the code sees no reservation that may be taken back
+            expensive = True  # the code must not see a reservation that may be taken back
         seq = self.record(kind, step, body)
         self._unapplied.append((seq, expensive, kind, body, self.journal.at))
         crash_point("outcome.recorded")
@@ -274,7 +282,7 @@ class Driver:
             unapplied, execution = self._unapplied, self.execution
             while unapplied and not (self.stopped or self.ending or self.hold or self.end_wanted or self.hold_wanted):
                 if self.app.draining or self.stopped_by is not None:
-                    break  # whoever goes on gives it to the code, and begins what that asks for
+                    break  # the next worker gives it to the code, and begins its commands
                 seq, expensive, kind, body, at = unapplied[0]
                 if expensive and seq > self.writer.durable:
                     break
@@ -297,23 +305,23 @@ class Driver:
         self.come_to_rest()
 
     def unapplied_refs(self) -> set[str]:
-        """Return the digests of payloads beside outcomes that the code has not been given yet."""
+        """Return the digests of stored payloads of outcomes that the code has not seen yet."""
         return {body.ref for _, _, _, body, _ in self._unapplied if getattr(body, "ref", "")}
 
     def _note_stop(self, error: BaseException) -> None:
-        """The code was stopped, by what it raised or by a signal. What it asked for in this turn is not done."""
+        """Note a stop of the code, by what it raised or by a signal. Its commands of this turn are not executed."""
         stop = stop_in(error)
         if stop is None:
             raise error
         self.stopped_by = self.stopped_by or (stop, "workflow code")
 
     def leave_unfinished(self, stop: BaseException, where: str) -> None:
-        """Leave memory, for something was stopped that is no outcome. What is recorded by now is written first."""
+        """Leave memory because something was stopped that is no outcome. Recorded events are written first."""
         self.stopped_by = self.stopped_by or (stop, where)
         self.come_to_rest()
 
     def _take_again(self, error: StoreError) -> None:
-        log.error("A payload of run %s cannot be read just now; the run is taken up again. %s", self.run, error)
+        log.error("A payload of run %s cannot be read just now; the run is resumed later. %s", self.run, error)
         self.app.take_again(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -328,12 +336,12 @@ class Driver:
                 self._end(command)
             elif isinstance(command, BeginCompensation):
                 begin_compensation(self, command.body())
-                return  # whatever else the code asked for no longer matters
+                return  # the code's other commands no longer matter
             else:
                 perform(self, command)
 
     def call(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call back for this run. What that raises reaches this run alone: it is taken up again from its history."""
+        """Call back for this run. An error evicts and resumes only this run."""
         try:
             callback(*args)
         except Exception as error:  # noqa: BLE001  # see above
@@ -341,14 +349,14 @@ class Driver:
 
     # -- deadlines -------------------------------------------------------------------------------------------------
     def take_inbox_and_deadlines(self, arrived: "Sequence[Delivery] | None" = None) -> None:
-        """Do what is due by now; but what arrived before that comes first."""
+        """Do what is due by now, after what arrived before that."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = self._alarm_at = None
         if self.is_over:
             return
         if self._is_reading:
-            self._reads_again = True  # what has arrived meanwhile may not be in what is being read
+            self._reads_again = True  # the present read may miss what has arrived meanwhile
         elif arrived is not None and not arrived:
             self._take((arrived, None))
         else:
@@ -356,7 +364,7 @@ class Driver:
             self.app.read_then(self.run, self._take, self._look_again, self._read_inbox, arrived)
 
     def _read_inbox(self, arrived: "Sequence[Delivery] | None") -> "tuple[Sequence[Delivery], Told | None]":
-        """Return what has arrived, with what has to be known to take it. It changes nothing, and any thread may ask."""
+        """Return the deliveries, with what is needed to take them. It changes nothing, and any thread may call it."""
         app = self.app
         deliveries = app.store.inbox(self.run) if arrived is None else arrived
         return deliveries, told_of(app.store, deliveries, app.recent_ends) if deliveries else None
@@ -392,7 +400,7 @@ class Driver:
         return top.at if top is not None else None
 
     def request_cancel(self, request: ev.CancelRequested) -> None:
-        """Cancel the code; after its grace, or at once if nothing else was wanted, the run ends without it.
+        """Cancel the code; after its grace, or at once if the caller gave none, the run ends without it.
 
         The grace counts from now, not from when the cancel was sent: also after downtime the code can clean up.
         """
@@ -404,21 +412,21 @@ class Driver:
         self.deadlines.add(self.app.now() + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
-    # -- undoing: see compensation.py ------------------------------------------------------------------------------
+    # -- compensation: see compensation.py ------------------------------------------------------------------------
     def take_unapplied(self) -> list[tuple[str, Any, int]]:
-        """Return the outcomes that the code has not seen, for it never will."""
+        """Return the outcomes that the code has not seen, because it never will."""
         taken = [(kind, body, at) for _, _, kind, body, at in self._unapplied]
         self._unapplied.clear()
         return taken
 
     def forget_unapplied(self, events: Collection[int]) -> None:
-        """These outcomes were not written, and something else is recorded under their numbers."""
+        """Forget outcomes that were not written: something else is recorded under their numbers."""
         kept = [one for one in self._unapplied if one[0] not in events]
         self._unapplied.clear()
         self._unapplied.extend(kept)
 
     def go_on_without_code(self, started: ev.CompensationStarted) -> None:
-        """Do what follows when compensation begins: the first of them, and in time the others."""
+        """Do what follows when compensation begins: the first compensation, and later the others."""
         was_applying, self._applying = self._applying, True
         self.end_wanted = False
         try:
@@ -436,7 +444,7 @@ class Driver:
 
     # -- ends and holds --------------------------------------------------------------------------------------------
     def _end(self, command: EndRun) -> None:
-        """The code is done."""
+        """End the run after its code."""
         if isinstance(command, ContinueRun):
             record_continued(self, command)
             return
@@ -458,21 +466,21 @@ class Driver:
         self.writer.save(waited_for=True)
 
     def roll_back(self, request: ev.RollbackRequested) -> None:
-        """Undo what the run did, without asking its code."""
+        """Compensate what the run did, without its code."""
         self.end_wanted = True
         self.execution.note_rollback(request)
 
     def end_after_grace(self) -> None:
-        """The code was cancelled, and has not ended in time: the run ends without it."""
+        """End the run without its code, which was cancelled and has not ended in time."""
         self.end_wanted = True
         self.come_to_rest()
 
     def fail_when_settled(self, error: BaseException) -> None:
-        """End the run as failed, without its code, as soon as no effect is under way or in doubt."""
+        """End the run as failed, without its code, as soon as no effect is in progress or in doubt."""
         self.end_wanted, self.failure = True, error
 
     def record_end(self, kind: str, body: ev.Body, outcome: bytes | None) -> None:
-        """Children that should not outlive the run are asked to stop, in the same transaction."""
+        """Record the end. Children that should not outlive the run are asked to stop, in the same transaction."""
         crash_point("run.end")
         self.attempts.bodies.cancel_all()
         if self.execution.children:
@@ -483,7 +491,7 @@ class Driver:
         self.writer.save(waited_for=True)
 
     def take_back_end(self) -> None:
-        """A cancel came first. If it changes nothing, for the run is being cancelled already, the end stands."""
+        """Take back an end because a cancel came first. If the run is being cancelled already, the end counts."""
         if not self.stopped:
             self.app.read_then(self.run, self._take_cancels, self._take_back_later, self.app.store.inbox, self.run)
 
@@ -535,7 +543,7 @@ class Driver:
 
     # -- resting and leaving ---------------------------------------------------------------------------------------
     def come_to_rest(self) -> None:
-        """Say how the run is, set the alarm, and if the code can never go on, say that too."""
+        """Record the run's status, set the alarm, and hold the run if its code can never continue."""
         if self._applying or self.stopped or self.ending or self.hold:
             return
         if self.stopped_by is not None:
@@ -567,7 +575,7 @@ class Driver:
     def _leave(self) -> None:
         assert self.stopped_by is not None
         if self.attempts.must_not_be_cut_off():
-            return  # its end comes here
+            return  # the end comes through here
         if self.writer.all_is_durable:
             self.app.interrupted.leave(self, *self.stopped_by)
         elif not self._is_leaving:
@@ -604,7 +612,7 @@ class Driver:
         self.publishes = True
 
     def published_json(self) -> bytes:
-        """Return the published values, of which some are new since the last unit."""
+        """Return the published values, some of which are new since the last unit."""
         self.publishes = False
         return msgspec.json.encode(self.published)
 
@@ -633,7 +641,7 @@ class Driver:
         return self.end_recorded is not None and getattr(self.end_recorded[1], "secret", False)
 
     def ended_as(self) -> Status | None:
-        """Return the status in which the run left this process for good: an end, or held; None if it just left."""
+        """Return the final status in which the run left this process: an end, or held; None if it only left."""
         if not self.writer.all_is_durable or self.renewal is not None:
             return None
         return STATUS_OF_END[self.ending] if self.ending else "held" if self.hold else None

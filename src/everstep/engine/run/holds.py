@@ -31,41 +31,41 @@ from everstep.stores.rows.keys import EffectRow
 ROLLBACK: Final = "compensate what was done, the last first, and end the run as cancelled"
 
 ARGUMENTS_BYTES_MAX: Final = 2000
-"""So much of a step's arguments is shown to whoever has to say whether it happened."""
+"""The maximum number of bytes of a step's arguments that a person sees who must say whether it happened."""
 STEPS_SHOWN_MAX: Final = 20
-"""So many steps are named in the report on a budget, those that used most."""
+"""The maximum number of steps in the report on a budget: those that used most."""
 
 CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     "diverged": {
-        "retry": "compare again with the code as it is then; the run goes on if it matches",
-        "accept": "keep the recorded outcomes although the arguments are others now, and go on",
+        "retry": "compare again with the code as it is then; the run continues if it matches",
+        "accept": "keep the recorded outcomes although the arguments differ now, and continue",
         "cancel": "end the run as cancelled, without its code",
     },
     "drift": {
-        "retry": "compare again, after the outside was put right",
-        "accept": "remember the outside as it is now, and go on",
+        "retry": "compare again, after you have restored the outside",
+        "accept": "remember the outside as it is now, and continue",
         "cancel": "end the run as cancelled, without its code",
         "rollback": ROLLBACK,
     },
     "damaged": {
-        "retry": "verify the history again, after the file was put right or brought back from a backup",
-        "repair": "archive what comes after the last good event, and go on from there; what must not happen twice is "
-        "asked about before it is done",
+        "retry": "verify the history again, after you have restored the file",
+        "repair": "archive what comes after the last good event, and continue from there; what must not happen twice "
+        "is confirmed before it is done",
     },
     "in-doubt": {
-        "done": "it happened: take this value (an example: put in what it returned) as the step's outcome and go on; "
-        "the step does not run",
+        "done": "it happened: take this value (an example: put in what it returned) as the step's outcome and "
+        "continue; the step does not run",
         "not-done": "it did not happen: do it again, in a new attempt with the same key",
         "probe": "ask the outside again: if it happened, its outcome is taken; if not, it is done again",
-        "accept": "what was lost is looked after and this step has not happened: do it, and ask no more in this run",
+        "accept": "the lost part is checked and this step has not happened: do it, and ask no more in this run",
         "cancel": "end the run as cancelled, without its code; whether the effect happened stays open, and if the step "
-        "has a key, that stays taken until somebody settles it (`everstep effects`)",
+        "has a key, that stays taken until a person settles it (`everstep effects`)",
         "rollback": "compensate what was done and end the run; first this is asked again, and it is not done again",
     },
     "restored": {
-        "accept": "nothing that happened after the backup is missing here, or it is looked after: do the step, and ask "
-        "no more in this run",
-        "done": "it happened after the backup: take the given value as its outcome and go on; the step does not run",
+        "accept": "nothing that happened after the backup is missing here, or you have checked it: do the step, and "
+        "ask no more in this run",
+        "done": "it happened after the backup: take the given value as its outcome and continue; the step does not run",
         "not-done": "this step has not happened: do it; the next one like it is asked about again",
         "probe": "ask the outside again",
         "cancel": "end the run as cancelled, without its code",
@@ -73,18 +73,18 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     },
     "exhausted": {
         "retry": "give the step a fresh set of attempts",
-        "skip": "take this value (an example: put in the right one) as the step's outcome and go on",
+        "skip": "take this value (an example: put in the right one) as the step's outcome and continue",
         "cancel": "end the run as cancelled, without its code",
         "rollback": ROLLBACK,
     },
     "budget": {
-        "accept": "grant the same budget once more, and go on",
-        "skip": "take the given value as the step's outcome and go on; the step does not run",
+        "accept": "grant the same budget once more, and continue",
+        "skip": "take the given value as the step's outcome and continue; the step does not run",
         "cancel": "end the run as cancelled, without its code",
         "rollback": ROLLBACK,
     },
     "stuck": {
-        "retry": "replay the code as it is then, and go on if it can",
+        "retry": "replay the code as it is then, and continue if it can",
         "cancel": "end the run as cancelled, without its code",
         "rollback": ROLLBACK,
     },
@@ -98,7 +98,7 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
 
 
 class HoldReport(msgspec.Struct):
-    """What is known when a run is put on hold."""
+    """The facts that are known when a run is put on hold."""
 
     reason: str
     summary: str
@@ -107,14 +107,14 @@ class HoldReport(msgspec.Struct):
     without: list[str] = []
     """Resolutions of this reason that do not apply here."""
     consequences: dict[str, str] = {}
-    """What a resolution means here, where that is another thing than usual."""
+    """What a resolution means here, where that differs from the usual."""
 
     def offers(self, resolution: str) -> bool:
-        """Tell whether something is among the answers."""
+        """Return True if a resolution is among the answers."""
         return resolution in CONSEQUENCES[self.reason] and resolution not in self.without
 
     def but_not(self, resolution: str) -> "HoldReport":
-        """Return the same without an answer."""
+        """Return the report without an answer."""
         return msgspec.structs.replace(self, without=[*self.without, resolution])
 
     def row(self, run: str, at: int, randomness: random.Random) -> HoldRow:
@@ -135,7 +135,7 @@ class HoldReport(msgspec.Struct):
 
 
 def report_facts(hold: HoldRow) -> dict[str, Any]:
-    """Return what is known about a hold."""
+    """Return the facts of a hold."""
     try:
         facts = msgspec.json.decode(hold.report)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -146,7 +146,7 @@ def report_facts(hold: HoldRow) -> dict[str, Any]:
 
 
 class Facts(dict[str, Any]):
-    """What a report says, for a resolution. What it should say and does not is damage."""
+    """The facts of a report, for a resolution. A missing fact is damage."""
 
     def __init__(self, facts: dict[str, Any], hold: str) -> None:
         super().__init__(facts)
@@ -157,7 +157,7 @@ class Facts(dict[str, Any]):
 
 
 class _Report(msgspec.Struct):
-    """What the engine and its commands read in reports. One in which any of it is of another type is damaged."""
+    """The fields of reports that the engine and its commands read. A report with a field of another type is damaged."""
 
     call: int = 0
     attempts: int = 0
@@ -191,11 +191,11 @@ def _is_report(report: bytes) -> bool:
 
 
 def diverged_report(differences: Sequence[Difference]) -> HoldReport:
-    """The code and the history disagree."""
+    """Return the report that the code and the history disagree."""
     first = differences[0]
     acceptable = all(one.acceptable for one in differences)
     recorded, now = first.recorded, first.now
-    if first.what != "definition":  # that of a graph has names in it, and no arguments
+    if first.what != "definition":  # the definition of a graph has names in it, and no arguments
         recorded, now = _without_arguments(recorded), _without_arguments(now)
     summary = f"event {first.seq} ({first.what}): recorded {recorded}; the code now would {_verb(now)}"
     if len(differences) > 1:
@@ -216,12 +216,12 @@ def cannot_accept(unfinished: Sequence[str]) -> str:
     return (
         f"`accept` keeps recorded outcomes, and {' and '.join(unfinished)} has none: it may have acted, and with other "
         "arguments it would act again, under another key. Bring back code that calls it as recorded "
-        "(`everstep.patched` keeps the old way beside the new one); the run then goes on by itself."
+        "(`everstep.patched` keeps the old way next to the new one); the run then continues by itself."
     )
 
 
 def _without_arguments(text: str) -> str:
-    """A summary goes into logs and messages, where no payload belongs; the report has the whole."""
+    """Return a summary without payloads, which do not belong into logs and messages; the report has the whole text."""
     return text.partition("(")[0].partition(":")[0]
 
 
@@ -231,7 +231,7 @@ def _verb(text: str) -> str:
 
 
 def damaged_report(error: Damaged, diagnosis: "Diagnosis") -> HoldReport:
-    """The history does not match its digests."""
+    """Return the report that the history does not match its digests."""
     without = [] if diagnosis.is_repairable else ["repair"]
     return HoldReport("damaged", str(error), facts={"last_good": diagnosis.last_good}, without=without)
 
@@ -239,7 +239,8 @@ def damaged_report(error: Damaged, diagnosis: "Diagnosis") -> HoldReport:
 def in_doubt_report(
     call: StepCall, attempts: "StepState", why: str, account: dict[str, Any], *, is_done: bool = False
 ) -> HoldReport:
-    """A step was begun, and nobody knows whether its effect happened (or only its value is missing).
+    """Return the report that a step was begun, and it is unknown whether its effect happened (or only its value is
+    missing).
 
     account: what is known about the last attempt.
     """
@@ -270,18 +271,18 @@ _DOUBTS: Final = {
 
 
 def key_damaged_report(call: StepCall, row: EffectRow, damage: StoreError) -> HoldReport:
-    """The outcome that a step should share cannot be read."""
+    """Return the report that the outcome which a step should share cannot be read."""
     summary = f"{call.step} shares the outcome kept under its key, and that cannot be believed: {damage}"
     facts = {"call": call.call, "effect": row.key, "owner": row.run}
     return HoldReport("stuck", summary, step=call.step, facts=facts)
 
 
 def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> HoldReport:
-    """A step failed as often as its policy allows."""
+    """Return the report that a step has failed as often as its policy allows."""
     summary = f"{call.step} failed {attempt} times, last with {type_name(error)}"
     facts: dict[str, Any] = {"call": call.call, "attempts": attempt}
     facts["example"] = example_of(call.target.signature.annotations.get("return"))
-    if is_a(error, FolderBusy):  # what holds the folder may write yet, so the run does not go on without it
+    if is_a(error, FolderBusy):  # the holder of the folder may still write, so the run must not continue without it
         return HoldReport("exhausted", f"{call.step}: {error}", step=call.step, facts=facts, without=["skip"])
     return HoldReport("exhausted", summary, step=call.step, facts=facts)
 
@@ -289,7 +290,7 @@ def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> Hold
 def budget_report(
     summary: str, step: str, facts: dict[str, Any], part: int, account: Account, by_step: dict[str, Amounts]
 ) -> HoldReport:
-    """The budget has no room for a step, or its time is over."""
+    """Return the report that the budget has no room for a step, or its time is over."""
     spent = sorted(by_step.items(), key=lambda one: (-one[1].microdollars, -one[1].tokens, -one[1].steps, one[0]))
     facts |= {
         "part": part,
@@ -303,12 +304,12 @@ def budget_report(
 
 
 def stuck_report(execution: "Execution", error: BaseException | None) -> HoldReport:
-    """The code waits for something that can never happen, or does not come to rest."""
+    """Return the report that the code waits for something that can never happen, or does not settle."""
     lines = execution.loop.spun_at or execution.loop.places()
     if error is None:
         summary = "the code waits for something that can never happen: no step, timer, signal or child is open"
     else:
-        why = text_of(error) or "it goes round and round, and waits for nothing"
+        why = text_of(error) or "it loops without waiting for anything"
         summary = f"the code does not come to rest: {why}"
     if error is not None and execution.saga.begun:
         summary = f"a compensation cannot begin: {text_of(error)}"
@@ -317,7 +318,9 @@ def stuck_report(execution: "Execution", error: BaseException | None) -> HoldRep
 
 
 def poisoned_report(deaths: int, cause: str) -> HoldReport:
-    """Whatever drives this run dies, or is stopped. `cause`: what stopped it here last, if anything did."""
+    """Return the report that the process of this run dies, or is stopped, again and again. `cause`: the last stop
+    here, if any.
+    """
     summary = f"the process that drove this run died {deaths} times in a row without getting any further"
     if cause:
         summary = f"this run was stopped {deaths} times in a row without getting any further; at last, {cause}"
@@ -325,16 +328,18 @@ def poisoned_report(deaths: int, cause: str) -> HoldReport:
 
 
 def asked_report(note: str, by: str) -> HoldReport:
-    """A person or a rule wanted it."""
+    """Return the report for a hold that a person or a rule requested."""
     return HoldReport("asked", note or "somebody asked for it", facts={"by": by})
 
 
 WITH_A_VALUE: Final = ("skip", "done")
 """Resolutions that need a value."""
 NOT_SENT: Final = frozenset({"accepted", "consequences", "facts", "call", "example", "by_verb", "grant", "part"})
-"""Of a report: what only the engine needs, and the remembered facts themselves, which may be anything."""
+"""Fields of a report that are not sent: those that only the engine needs, and the remembered facts, which may be
+anything.
+"""
 MESSAGE_BYTES_MAX: Final = 100_000
-"""A notification that would be larger is sent without the hold's report."""
+"""The maximum size of a notification. A larger one is sent without the hold's report."""
 _EXAMPLES: Final[dict[Any, Any]] = {
     None: None, type(None): None, bool: True, int: 1, float: 1.0, str: "text", bytes: "",
     list: [], tuple: [], set: [], frozenset: [], dict: {},
@@ -351,13 +356,13 @@ def report_of(hold: HoldRow) -> dict[str, Any]:
 
 
 def consequence_of(report: dict[str, Any], resolution: str) -> str:
-    """Return what a resolution leads to."""
+    """Return the consequence of a resolution."""
     consequences = report.get("consequences")
     return str(consequences.get(resolution, "")) if isinstance(consequences, dict) else ""
 
 
 def hold_facts(hold: HoldRow, url: str | None) -> dict[str, Any]:
-    """Return a hold as plain data: what is known, and each possible answer."""
+    """Return a hold as plain data: its facts, and each possible answer."""
     report = report_of(hold)
     facts: dict[str, Any] = {"id": hold.id, "run": hold.run, "workflow": hold.workflow, "reason": hold.reason}
     facts |= {"step": hold.step, "summary": hold.summary, "created_at": hold.created_at, "report": report}
@@ -371,7 +376,9 @@ def hold_facts(hold: HoldRow, url: str | None) -> dict[str, Any]:
 
 
 def hold_message(hold: HoldRow, store_url: str) -> bytes:
-    """Return the body of a notification: what `everstep holds --json` says, without what does not leave the store."""
+    """Return the body of a notification: the output of `everstep holds --json`, without what must not leave the
+    store.
+    """
     facts = hold_facts(hold, shareable_url(store_url))
     facts["report"] = {name: one for name, one in facts["report"].items() if name not in NOT_SENT}
     if isinstance(drift := facts["report"].get("drift"), list):
@@ -384,14 +391,14 @@ def hold_message(hold: HoldRow, store_url: str) -> bytes:
 
 
 def _without_variables(drifted: Any) -> Any:
-    """A variable of the environment is a secret more often than not."""
+    """Hide the values of environment variables, which are often secrets."""
     if isinstance(drifted, dict) and str(drifted.get("subject", "")).startswith("env:"):
         return {**drifted, "difference": "it has another value now"}
     return drifted
 
 
 def shareable_url(url: str) -> str | None:
-    """Return a store's URL as others may see it: without a password. A store in memory has none that helps."""
+    """Return a store's URL without its password. A store in memory has no useful URL."""
     if url.startswith("memory:"):
         return None
     parts = urlsplit(url)
@@ -403,7 +410,7 @@ def shareable_url(url: str) -> str | None:
 
 # -- lines to paste ----------------------------------------------------------------------------------------------------
 def command_line(*words: str, url: str | None) -> str:
-    """Return a command line as a person can paste it into a shell."""
+    """Return a command line that can be pasted into a shell."""
     import shlex
 
     named = ["--url", url] if url else []
@@ -411,7 +418,7 @@ def command_line(*words: str, url: str | None) -> str:
 
 
 def resolve_line(hold: HoldRow, resolution: str, url: str | None) -> str:
-    """Return the command that resolves a hold in one way. A value in it is an example of the right type."""
+    """Return the command for one resolution of a hold. A value in it is an example of the right type."""
     words = ["resolve", hold.run, "--hold", hold.id, f"--{resolution}"]
     if resolution in WITH_A_VALUE:
         words.append(msgspec.json.encode(report_of(hold).get("example")).decode())
@@ -419,7 +426,7 @@ def resolve_line(hold: HoldRow, resolution: str, url: str | None) -> str:
 
 
 def example_of(annotation: Any, depth: int = 0) -> Any:
-    """Return plain data that shows what a value of a type looks like. What has no obvious example is None."""
+    """Return plain data as an example of a type's values. None without an obvious example."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return example_of(parts[0], depth)
@@ -438,7 +445,7 @@ def example_of(annotation: Any, depth: int = 0) -> Any:
 
 
 def _needed_fields(cls: type) -> dict[str, Any]:
-    """Return the fields that a value of a class cannot be without, and their types."""
+    """Return the required fields of a class, and their types."""
     try:
         hints = get_type_hints(cls)
     except Exception:  # noqa: BLE001  # an annotation may hold any expression

@@ -1,9 +1,10 @@
 """The steps of one run that have a key of their own: they get it, wait for it, share an outcome, or conflict.
 
-The store decides who has a key, in the transaction of that step's `step_started`; what is read here before only saves
-asking in vain. If another step was quicker, the store refuses the unit, and what it says of the step becomes
-`key_taken`: nobody has seen it, and no body has begun. From then on the step waits without memory, and whoever changes
-the key tells it through its inbox. What became of a step is read from the history alone, and never decided again.
+The store decides which step has a key, in the transaction of that step's `step_started`; what is read here before only
+saves useless claims. If another step came first, the store refuses the unit, and the recorded start becomes
+`key_taken`: nothing outside has seen it, and no body has begun. From then on the step waits without memory, and the
+append that changes the key delivers that to its inbox. What happened to a step is read from the history alone, and
+never decided again.
 """
 
 from collections.abc import Sequence
@@ -33,13 +34,13 @@ from everstep.stores.rows.keys import (
     owner_of,
 )
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.attempts import StepAttempts
     from everstep.engine.run.driver import Driver
 
 
 NOT_KNOWN: Final = "not known"
-"""Stands for a worker that cannot be read from a history, so that nothing proves that it has ended."""
+"""Replaces a worker that cannot be read from a history, so that nothing proves that it has ended."""
 
 
 class Keys:
@@ -54,25 +55,27 @@ class Keys:
         self._claims: dict[int, KeyClaim] = {}
         """The newest claim of each step that was begun here or before, by its call."""
         self._sharing: dict[int, tuple[StepCall, StepState]] = {}
-        """The steps that were given another one's outcome, which may not be durable yet."""
+        """The steps that got another step's outcome, which may not be durable yet."""
 
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
-        """The code asked for a step with a key."""
+        """Begin a step with a key that the code asked for."""
         if call.cancelled:
-            call.keyed = None  # it never begins, so it needs none
+            call.keyed = None  # it never begins, so it needs no key
             self._attempts.begin(call)
             return
         self._known[call.call] = StepState()
         self._go(call, "")
 
     def begin_again(self, call: StepCall, because: str) -> None:
-        """Another attempt is due. Meanwhile somebody else may have got the key: the step's failure had freed it."""
+        """Begin another attempt. Another step may have got the key meanwhile, because the step's failure had freed
+        it.
+        """
         self._go(call, because)
 
     def _go(self, call: StepCall, because: str) -> None:
-        """Begin an attempt if the key is free or the step's own; else do what its owner's state says."""
-        row = self._row_if_readable(call)  # if it cannot be read just now, the store looks when it is claimed
+        """Begin an attempt if the key is free or the step has it; else do what the owner's state requires."""
+        row = self._row_if_readable(call)  # if it cannot be read now, the store checks when it is claimed
         if self._may_be_ours(call, row):
             self._claim(call, row, because)
             return
@@ -93,12 +96,12 @@ class Keys:
     def _may_be_ours(self, call: StepCall, row: EffectRow | None) -> bool:
         assert call.keyed is not None
         if any(claim.key == call.keyed.key and number != call.call for number, claim in self._claims.items()):
-            return False  # another step of this run has it, or is about to
+            return False  # another step of this run has it, or is about to get it
         is_mine = row is not None and (self._is_mine(call, row) or self._is_inherited(call, row))
         return row is None or row.state == "free" or (row.state == "under-way" and is_mine)
 
     def is_anothers(self, call: StepCall) -> bool:
-        """Whether another step has a step's key just now, or has done what it is for."""
+        """Return True if another step has a step's key now, or has done its action."""
         try:
             return not self._may_be_ours(call, self._row(call))
         except (Busy, StoreError):
@@ -108,7 +111,7 @@ class Keys:
         return owner_of(row) == (self._driver.run, self._driver.journal.generation, call.call)
 
     def _is_inherited(self, call: StepCall, row: EffectRow) -> bool:
-        """Whether this step began in an earlier generation of the run, which ended without having settled it."""
+        """Return True if this step began in an earlier generation of the run, which ended without settling it."""
         is_same = (row.step, row.arguments) == (call.target.name, call.arguments.digest)
         owner = (self._driver.run, self._driver.journal.generation, call.call)
         return is_same and is_of_earlier_generation(row, owner)
@@ -150,7 +153,9 @@ class Keys:
 
     # -- another step has it ---------------------------------------------------------------------------------------
     def lost(self, claims: Sequence[KeyClaim]) -> None:
-        """Others were quicker. Nobody has seen that these steps began: what the history says instead is `key_taken`."""
+        """Replace the starts of steps whose claims lost: nothing outside has seen them, and the history gets
+        `key_taken`.
+        """
         driver = self._driver
         changed: dict[int, tuple[str, ev.Body]] = {}
         recorded = {event.seq: event for event in driver.journal.unsaved}
@@ -159,7 +164,7 @@ class Keys:
             try:
                 rows[claim.key] = briefly(driver.app.store.effect, claim.key)
             except (Busy, StoreError):
-                rows[claim.key] = None  # whoever has it: the step waits, and the store says when it need not
+                rows[claim.key] = None  # whichever step has it: this one waits, and the store says when it need not
             begun: ev.StepStarted = ev.decode_body("step_started", recorded[claim.seq].body)
             changed[claim.seq] = ("key_taken", _instead_of(begun, rows[claim.key]))
             self._take_back(claim)
@@ -190,7 +195,7 @@ class Keys:
         return _instead_of(body, row)
 
     def _look(self, call: StepCall, row: EffectRow | None) -> None:
-        """Do what the state of a key, which another step has, means for a step that asks for it."""
+        """Act on the state of a key that another step has."""
         if row is not None and row.state != "free" and not self._is_mine(call, row):
             if (row.step, row.arguments) != (call.target.name, call.arguments.digest):
                 self._conflict(call, row)
@@ -199,12 +204,12 @@ class Keys:
                 self._share(call, row)
                 return
         elif row is not None and row.state == "done":
-            self._share(call, row)  # its own, from before a retry made it void: what is done is done
+            self._share(call, row)  # its own outcome, from before a retry made it void: what is done is done
             return
         self._wait(call)
 
     def _wait(self, call: StepCall) -> None:
-        """Wait until the key changes. If it has changed since it was read, the store says so at once."""
+        """Wait until the key changes. If it has changed since it was read, the store delivers that at once."""
         assert call.keyed is not None
         self.waiting[call.call] = call
         self._driver.journal.key_changes().waits.append(KeyWait(call.keyed.key, call.call))
@@ -228,7 +233,7 @@ class Keys:
         driver.deliver("step_shared", call.step, body, expensive=True)
 
     def unshared(self, shares: Sequence[KeyShare]) -> None:
-        """These outcomes were being undone, or gone, when they should be taken over: the steps wait after all."""
+        """Make steps wait again whose shared outcomes were being undone, or gone, when they were taken over."""
         driver = self._driver
         calls = {share.call for share in shares}
         changed: dict[int, tuple[str, ev.Body]] = {}
@@ -265,14 +270,16 @@ class Keys:
             changes.waits = [wait for wait in changes.waits if wait.call != call.call]
         return self._known.pop(call.call)
 
-    # -- going on --------------------------------------------------------------------------------------------------
+    # -- continuing ------------------------------------------------------------------------------------------------
     def woken(self, number: int, row: EffectRow | None) -> None:
-        """A key that a step waits for has changed; `row` says who has it now. Or it had, and this is news no more."""
+        """Act on the change of a key that a step waits for; `row` is its present owner. An outdated change has no
+        effect.
+        """
         call = self.waiting.get(number)
         if call is None:
             return
         if self._driver.app.draining:
-            self._wait(call)  # nothing begins here any more: whoever goes on is told again
+            self._wait(call)  # nothing begins here any more: the next worker is notified again
             return
         crash_point("key.woken")
         if self._may_be_ours(call, row):
@@ -282,21 +289,21 @@ class Keys:
             self._look(call, row)
 
     def take_up(self, call: StepCall) -> None:
-        """Go on after a replay, with a step that has its key or waits for it.
+        """Resume a step that has its key or waits for it, after a replay.
 
-        Whoever waits is entered again: what told it may have come while the run had ended.
+        A waiting step is registered again: its notification may have come while the run had ended.
         """
         assert call.keyed is not None
         attempts = self._known[call.call]
         self._present(call, attempts.round)
         if attempts.due == KEY:
             self._wait(call)
-        elif attempts.attempt:  # else it waits for room, or gave way to its fallback, and never had the key
+        elif attempts.attempt:  # otherwise it waits for room, or its fallback replaced it, and it never had the key
             self._claims[call.call] = claim_of(call, 0, attempts.round)
 
     @property
     def is_claiming(self) -> bool:
-        """Whether a step is about to begin whose key may still turn out to be another's."""
+        """Whether a step is about to begin whose key may still turn out to be another step's."""
         return any(claim.seq > self._driver.writer.durable for claim in self._claims.values())
 
     def withdraw_cancelled(self) -> bool:
@@ -309,7 +316,9 @@ class Keys:
 
     # -- ending ----------------------------------------------------------------------------------------------------
     def settle(self, call: StepCall, payload: bytes | None) -> None:
-        """The step has an outcome, recorded next: whoever asks for its key shares it. Without one, the key is free."""
+        """Settle the key together with the step's outcome, recorded next: others share it. Without one, the key is
+        free.
+        """
         self.waiting.pop(call.call, None)
         claim = self._claims.pop(call.call, None)
         if claim is None or self._driver.is_over:
@@ -320,7 +329,7 @@ class Keys:
             changes.undoing.append(KeyUndoing(claim.key, call.call, "begun"))
 
     def forget(self, number: int) -> None:
-        """The code no longer waits for a step. It may be repeated, so anybody else may do it."""
+        """Forget a step that the code no longer waits for. It may be repeated, so any other step may do it."""
         call = self.waiting.pop(number, None)
         claim = self._claims.pop(number, None)
         if claim is not None and call is None:
@@ -363,7 +372,7 @@ def shared_outcome(chain: ChainKeys, row: EffectRow) -> bytes:
 
 
 def _instead_of(begun: ev.StepStarted, row: EffectRow | None) -> ev.KeyTaken:
-    """Return what is recorded of a step that does not begin, for another one has its key."""
+    """Return the event that replaces the start of a step, because another one has its key."""
     body = ev.KeyTaken(begun.call, begun.key, begun.arguments, begun.effect, begun.preview, begun.source)
     body.again = begun.attempt > 1 or begun.because != ""
     body.secret = begun.secret

@@ -1,4 +1,4 @@
-"""What a driver does when the code asks for something that is not a step, and not its end."""
+"""What a driver does when the code asks for anything but a step or its end."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from everstep.stores.protocol import CheckpointRow
 from everstep.stores.rows.answers_and_streams import AnswerRow
 from everstep.stores.rows.archive import CHECKPOINT_COLUMNS, ArchiveRow, archive_bytes
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
 
 
@@ -36,7 +36,7 @@ def perform(driver: "Driver", command: Command) -> None:
         return
     if isinstance(command, StartTimer):
         timer = command.timer
-        # By the store's clock now: the run's own events may be ahead of it, if they were written by a wrong clock.
+        # By the store's clock now: the run's own events may be ahead of it, if a wrong clock wrote them.
         timer.deadline = driver.app.clock.now() + timer.duration
         driver.deadlines.add(timer.deadline, "timer", command.call)
     elif isinstance(command, CancelStep):
@@ -66,14 +66,14 @@ def perform(driver: "Driver", command: Command) -> None:
 
 
 def record_patches(driver: "Driver") -> None:
-    """Record the answers to `patched` that the code has got since the last time."""
+    """Record new answers to `patched`."""
     for name in driver.execution.take_new_patches():
         driver.record("patched", "", ev.Patched(name, driver.execution.patches[name]))
     driver.writer.save(waited_for=False)
 
 
 def record_answer(driver: "Driver", command: AnswerRequest) -> None:
-    """Record an record_answer. Whoever asked finds it when it is durable, and so is all that it depends on."""
+    """Record an answer. The sender finds it when it is durable, with everything that it depends on."""
     journal = driver.journal
     body = journal.pack_into(command.body(), command.field)
     seq = driver.record(command.kind, "", body)
@@ -86,16 +86,16 @@ log = logger("everstep.run")
 
 
 def record_checkpoint(driver: "Driver", command: TakeCheckpoint) -> None:
-    """Record a checkpoint: what the code gave, what its execution remembers, and what only the driver knows."""
+    """Record a checkpoint: the code's state, what its execution remembers, and what only the driver knows."""
     journal, part = driver.journal, command.part
     seq, previous = journal.seq + 1, journal.digest
     part.first, part.first_digest = driver.beside.first_checkpoint or (seq, b"")
     part.clock_started = driver.clock_started
-    # Answers to questions that the code asked after the checkpoint are recorded before it, and would be left out.
+    # Answers to `patched` that the code asked for after the checkpoint are recorded before it, and would be left out.
     part.patches = driver.execution.patches
     part.published = driver.published
     part.accepted = {number: digest for number, digest in driver.accepted.items() if number <= part.first}
-    # Not what the code knew when it asked: that the store was restored is noted after the replay.
+    # Not what the code knew when it asked: a restore of the store is noted after the replay.
     part.caution, part.life = driver.execution.caution, driver.app.life
     part.restores = restores_in(part.life)
     part.unseen_workers = sorted(driver.execution.unseen_workers)
@@ -118,7 +118,7 @@ def record_checkpoint(driver: "Driver", command: TakeCheckpoint) -> None:
 
 
 def report_damage(driver: "Driver") -> None:
-    """Move the checkpoints that recovery had to pass over to the archive, with a note that says so."""
+    """Move the checkpoints that recovery could not use to the archive, with a note that says so."""
     journal = driver.journal
     for seq, why, row in driver.take_damaged_checkpoints():
         crash_point("checkpoint.archived")
@@ -127,15 +127,15 @@ def report_damage(driver: "Driver") -> None:
             whole = archive_bytes(CHECKPOINT_COLUMNS, row)
             archived = ArchiveRow(row.run, row.generation, "checkpoint", row.seq, whole, why, journal.at)
             journal.attachments().archive.append(archived)
-        log.warning("The checkpoint at event %d of run %s was passed over: %s.", seq, driver.run, why)
+        log.warning("The checkpoint at event %d of run %s was not used: %s.", seq, driver.run, why)
     driver.writer.save(waited_for=False)
 
 
 def record_continued(driver: "Driver", command: ContinueRun) -> None:
-    """Record the end of this generation, and with it the beginning of the next."""
+    """Record the end of this generation together with the beginning of the next one."""
     unapplied = [(kind, body) for _, _, kind, body, _ in driver.execution.unapplied]
     if any(kind in STOPPING for kind, _ in unapplied):
-        return  # it was recorded before the code's end: the code is told, and what follows from that counts
+        return  # it was recorded before the code's end: the code sees it, and the consequences count
     crash_point("run.continue")
     execution, journal, row = driver.execution, driver.journal, driver.row
     for kind, body in unapplied:

@@ -22,7 +22,7 @@ log = logger("everstep.run")
 
 
 class NotReadYet(Exception):
-    """A replay needs a payload that the store does not give at once."""
+    """A replay needs a payload that the store does not return at once."""
 
     def __init__(self, digest: str) -> None:
         super().__init__(digest)
@@ -30,7 +30,9 @@ class NotReadYet(Exception):
 
 
 class Payloads:
-    """The payloads beside a run's history, by their digests: those that are stored, and the newest, which are not."""
+    """The payloads outside of a run's history, by their digests: stored ones, and the newest, which are not stored
+    yet.
+    """
 
     __slots__ = ("_run", "_store", "_undurable")
 
@@ -44,7 +46,7 @@ class Payloads:
 
 
 class ReplayPayloads(Payloads):
-    """The same for a replay, which the store must not keep waiting: `NotReadYet` is raised instead."""
+    """The same for a replay, which must not wait for the store: `NotReadYet` is raised instead."""
 
     def __init__(self, store: Store, run: str, fetched: Mapping[str, bytes]) -> None:
         super().__init__(store, run, fetched)
@@ -57,12 +59,12 @@ class ReplayPayloads(Payloads):
 
 
 def books_of(started: Recorded) -> Books | None:
-    """Return the books of a run that was started with a budget."""
+    """Return the accounts of a run that was started with a budget."""
     return Books(started.body, started.at) if started.body.budget is not None else None
 
 
 async def would_go_on(app: RunHost, row: RunRow, workflow: "Workflow") -> bool:
-    """Tell whether the code as it is now matches a run's history. Changes nothing."""
+    """Return True if the present code matches a run's history. Changes nothing."""
     try:
         past = await app.read(load_past, app.store, row)
         replayed = await replay_history(app, row, workflow, past.events, past.checkpoint, quiet=True)
@@ -81,7 +83,7 @@ async def replay_history(
     *,
     quiet: bool = False,
 ) -> Replayed:
-    """Replay a run's code. If the store is slow, its payloads are read on a thread, and the code is replayed again."""
+    """Replay a run's code. If the store is slow, payloads are read on a thread, and the code is replayed again."""
     fetched: dict[str, bytes] = {}
     while True:
         try:
@@ -108,10 +110,10 @@ def replay(
 ) -> Replayed:
     """Replay a run's code against its history; with a checkpoint, against the parts of it that `load_past` returns.
 
-    fetched: payloads that were read before. With it the store is not waited for: `NotReadYet` is raised instead.
+    fetched: payloads that were read before. With it a slow store raises `NotReadYet` instead.
 
-    To look up the line of each call takes as long as the rest of it, and only a report on a difference needs them all:
-    then the code is replayed once more.
+    Looking up the line of each call takes as long as the rest of the replay, and only a report on a difference needs
+    the lines: then the code is replayed once more.
     """
 
     def new_execution() -> Execution:
@@ -133,7 +135,7 @@ def replay(
     with without_collections(len(history)):
         try:
             replayed = Replay(execution, history, checkpoint).go(quiet=quiet)
-        except BaseException:  # it was stopped: the code must not come to life again when it is dropped
+        except BaseException:  # it was stopped: the code must not run again when it is dropped
             execution.evict()
             raise
         if not replayed.differences:

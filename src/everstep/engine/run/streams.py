@@ -1,8 +1,8 @@
-"""Streams, as they are written: by the bodies of steps in small batches, and by workflow code as commands.
+"""Writing streams: bodies of steps write in small batches, and workflow code by commands.
 
-A body never waits for a commit: what it appends is gathered, and written at most `FLUSH_SECONDS` later, or when much
-has come together, with the run's epoch as a fence, beside whatever events are not durable yet. When its attempt ends,
-what it appended is written before the outcome, and a note in the history says how far the stream had come.
+A body never waits for a commit: its entries are buffered, and written at most `FLUSH_SECONDS` later, or when the buffer
+is large, fenced by the run's epoch, together with events that are not durable yet. When its attempt ends, its entries
+are written before the outcome, and a note in the history has the stream's newest position.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from everstep.model.untrusted import logger
 from everstep.stores.protocol import Store
 from everstep.stores.rows.answers_and_streams import EntryRow
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.bodies import Attempt
     from everstep.engine.run.driver import Driver
 
@@ -37,9 +37,9 @@ ENTRIES_MAX: Final = 1_000_000
 STREAMS_MAX: Final = 100
 """Maximum number of streams of a run."""
 AGAIN_SECONDS: Final = 0.5
-"""After so long a store that could not be read is asked again."""
+"""Delay before a store that could not be read is asked again, in seconds."""
 PACKED_BYTES_MIN: Final = 512
-"""A shorter entry is not worth compressing."""
+"""The minimum size of an entry that is compressed."""
 
 
 class _Gathered(NamedTuple):
@@ -50,7 +50,7 @@ class _Gathered(NamedTuple):
 
 
 class _Head:
-    """How far a stream has come."""
+    """The end of a stream."""
 
     __slots__ = ("digest", "position", "written_by")
 
@@ -58,7 +58,7 @@ class _Head:
         self.position = position
         self.digest = digest
         self.written_by: set[tuple[int, int]] = set()
-        """Attempts under way that have written to it: their calls and numbers."""
+        """Attempts in progress that have written to it: their calls and numbers."""
 
 
 class Streams:
@@ -70,13 +70,13 @@ class Streams:
         self._gathered: list[_Gathered] = []
         self._bytes = 0
         self._counts = {name: head.position for name, head in self._heads.items()}
-        """How many entries each stream has, with those that are not written yet."""
+        """The number of entries of each stream, including unwritten ones."""
         self._timer: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
 
     # -- bodies: on any thread -------------------------------------------------------------------------------------
     def take(self, attempt: "Attempt", name: str, value: Any) -> None:
-        """Gather what a body appends."""
+        """Buffer an entry of a body."""
         app = self._driver.app
         payload = app.codec.encode(value, where=f"an entry of the stream {name!r}")
         check_size(name, payload)
@@ -119,7 +119,7 @@ class Streams:
         self.flush()
 
     def flush(self) -> None:
-        """Write what was gathered. If the store cannot be read just now, that is tried again."""
+        """Write the buffered entries. If the store cannot be read now, retry later."""
         try:
             self._write_gathered()
         except StoreError as error:
@@ -154,7 +154,7 @@ class Streams:
         driver.writer.save(waited_for=False)
 
     def end(self, attempt: "Attempt") -> None:
-        """An attempt ends: write what it appended, and note how far its streams have come."""
+        """Write the entries of an attempt that ends, and record the positions of its streams."""
         self.flush()
         if self._driver.is_over:
             return
@@ -166,9 +166,9 @@ class Streams:
                 self._driver.record("stream_noted", attempt.call.step, body)
 
     def append(self, command: AppendEntry) -> None:
-        """Workflow code appends an entry: it is written in one transaction with its event."""
+        """Write an entry of workflow code in one transaction with its event."""
         driver, name = self._driver, command.name
-        self._write_gathered()  # what bodies appended before stands before it
+        self._write_gathered()  # earlier entries of bodies come before it
         head = self._head(name)
         at, seq = driver.app.clock.now(), driver.journal.seq + 1
         self._write(head, name, command.payload, "", 0, False, False, at, seq)
@@ -216,5 +216,5 @@ def newest_entries(store: "Store", run: str, generation: int) -> dict[str, Entry
 
 
 def _heads(driver: "Driver") -> dict[str, _Head]:
-    """Return how far each stream of a run had come when it was taken up."""
+    """Return the end of each stream of a run when it was resumed."""
     return {name: _Head(entry.position, entry.digest) for name, entry in driver.beside.stream_heads.items()}

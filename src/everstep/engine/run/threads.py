@@ -1,8 +1,8 @@
 """Threads for the bodies of `def` steps.
 
 A thread pool of the standard library makes a future with its own lock for each call and joins its threads at exit, so
-that one body that never ends keeps the process alive. These threads are daemons, and one wake-up of the loop brings
-in all bodies that have ended meanwhile.
+that one body that never ends keeps the process alive. These threads are daemons, and one wake-up of the loop delivers
+all bodies that have ended meanwhile.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from typing import Any, Final
 from everstep.engine.code.stops import contained
 
 AGAIN_SECONDS: Final = 0.1
-"""How soon the machine is asked again for a thread that it refused."""
+"""Delay before the machine is asked again for a thread that it refused, in seconds."""
 Done = Callable[[Any, BaseException | None], None]
 
 
 class OnThread:
-    """A body on a thread. `run` is the run it acts for, and `call` the step; 0 for what cannot act."""
+    """A body on a thread. `run` is its run, and `call` its step; 0 for a function that cannot act."""
 
     __slots__ = ("call", "done", "error", "function", "has_ended", "run", "value")
 
@@ -36,7 +36,7 @@ class OnThread:
 
 
 class Threads:
-    """A few threads, started when they are needed."""
+    """Threads that are started at need."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Threads:
         works: Callable[[], None] = lambda: None,
     ) -> None:
         self._refused = refused
-        """Told that the machine has no thread; returns the seconds after which it is asked again."""
+        """Called when the machine has no thread; returns the seconds after which to ask again."""
         self._works = works
         self._asks_again = self._is_closed = False
         self._loop = loop
@@ -81,15 +81,15 @@ class Threads:
             self._works()
 
     def acting(self) -> list[OnThread]:
-        """Return the bodies that are on a thread, whether they are waited for or not. May be called on any thread."""
+        """Return the bodies that are on a thread, awaited or not. May be called on any thread."""
         return [one for one in list(self._acting) if not one.has_ended]
 
     def is_acting(self, run: str, call: int) -> bool:
-        """Tell whether a body of this step is still on a thread."""
+        """Return True if a body of this step is still on a thread."""
         return any(one.run == run and one.call == call for one in self.acting())
 
     def close(self) -> None:
-        """Let idle threads end; those with a body end with it or with the process. A body that waits does not begin."""
+        """End idle threads; those with a body end with it or with the process. A waiting body does not begin."""
         self._is_closed = True
         while True:
             try:
@@ -116,7 +116,7 @@ class Threads:
             del one  # an idle thread must not keep a body's arguments alive
 
     def _wake(self) -> bool:
-        """Let the loop bring in what has ended. False if it is closed, so that nobody waits any more."""
+        """Wake the loop to deliver ended bodies. False if it is closed, so that nothing waits any more."""
         while True:
             try:
                 self._loop.call_soon_threadsafe(self._bring_in)
@@ -127,12 +127,12 @@ class Threads:
                 time.sleep(AGAIN_SECONDS)
 
     def _bring_in(self) -> None:
-        self._is_woken = False  # before looking: a body that ends now wakes the loop again
+        self._is_woken = False  # before reading the list: a body that ends now wakes the loop again
         try:
             while self._ended:
                 one = self._ended.popleft()
                 self._acting.discard(one)
                 one.done(one.value, one.error)
         finally:
-            if self._ended:  # what one raised does not keep the others waiting
+            if self._ended:  # an error of one body must not delay the others
                 self._loop.call_soon(self._bring_in)

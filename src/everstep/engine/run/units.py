@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
+from everstep.engine.history.calls import Calls
 from everstep.engine.history.damage import diagnose
-from everstep.engine.history.describe import finished_calls
 from everstep.engine.history.effects import (
-    Account,
     change_key,
     left_by_children,
     note_no_rollback,
@@ -33,18 +32,20 @@ from everstep.stores.rows.queues import DEFAULT_QUEUE
 
 
 def hold_unit(app: "RunHost", row: RunRow, report: "HoldReport") -> Append:
-    """Return the unit that puts a claimed run on hold. A damaged history gets no event: nothing is added to it."""
+    """Return the unit that puts a claimed run on hold. A damaged history gets no event, because nothing is added to
+    it.
+    """
     journal = _silent_journal(row, max(app.clock.now(), row.updated_at))
     if report.reason != "damaged":
         try:
             journal, history = journal_of(app, row)
             journal.at = max(journal.at, row.updated_at)
-            account = Account(history)
-            if account.is_undone:
+            calls = Calls(history)
+            if calls.is_undone:
                 report = report.but_not("rollback")
             else:
-                left = partial(_all_that_stays, app, row.id, account)
-                report = offering_rollback(report, row.id, account.undoable, left)
+                left = partial(_all_that_stays, app, row.id, calls)
+                report = offering_rollback(report, row.id, calls.undoable, left)
         except Damaged as error:
             report = damaged_report(error, diagnose(app.store, row))
     hold = report.row(row.id, journal.at, app.randomness)
@@ -55,20 +56,19 @@ def hold_unit(app: "RunHost", row: RunRow, report: "HoldReport") -> Append:
     return unit
 
 
-def _all_that_stays(app: "RunHost", run: str, account: "Account") -> list[str]:
-
-    return account.uncompensated or left_by_children(app.store, run)
+def _all_that_stays(app: "RunHost", run: str, calls: Calls) -> list[str]:
+    return calls.uncompensated or left_by_children(app.store, run)
 
 
 def _silent_journal(row: RunRow, at: int) -> Journal:
-    """Return a journal for a unit without events: nothing is added to a damaged history."""
+    """Return a journal for a unit without events, because nothing is added to a damaged history."""
     return Journal(row.id, row.generation, row.head_seq, row.head_digest, at, b"")
 
 
 def bare_unit(
     row: RunRow, journal: Journal, change: RowChange, *, hold: HoldRow | None = None, consumed: Sequence[int] = ()
 ) -> Append:
-    """Return a unit written without running any code, which gives the run back."""
+    """Return a unit that gives the run back, without running any code."""
     assert may_become(row.status, change.status), f"{row.status} does not lead to {change.status}"
     unit = Append(
         run=row.id,
@@ -128,9 +128,9 @@ def resolve_unit(
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
     elif resolution == "rollback":
-        account = Account(history)
-        refuse_what_is_left(app.store, row, account, allowed=uncompensated)
-        note_rollback(journal, account)
+        calls = Calls(history)
+        refuse_what_is_left(app.store, row, calls, allowed=uncompensated)
+        note_rollback(journal, calls)
         request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated, early=True)
         journal.record("rollback_requested", "", request, journal.at)
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
@@ -142,10 +142,7 @@ def _refuse_unfinished(hold: HoldRow, facts: Mapping[str, Any], history: Sequenc
     """Refuse to accept other arguments of an unfinished step: a hold of an older release may still offer it."""
     if "unfinished" in facts:
         return
-
-    retried = [one for one in history if one.kind == "run_retried"]
-    void = {n for one in retried for n in range(one.body.voids, one.seq)}
-    finished = finished_calls(history, void)
+    finished = Calls(history).finished()
     open_ones = [one for one in history if one.seq in asked and one.body.call not in finished]
     if unfinished := [f"{one.step} (event {one.seq})" for one in open_ones if one.kind != "request_answered"]:
         raise HoldConflict(f"'accept' does not resolve hold {hold.id} ({hold.reason}). {cannot_accept(unfinished)}")
@@ -154,26 +151,25 @@ def _refuse_unfinished(hold: HoldRow, facts: Mapping[str, Any], history: Sequenc
 def _change_keys(
     app: "RunHost", journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None
 ) -> None:
-    """If a step that a person settled has a key: what was done is shared from now on; what was skipped frees it.
+    """Change the key of a step that a person settled: an outcome is shared from now on; a skip frees the key.
 
-    If it undoes a step with a key: what is undone frees that one, and what is skipped leaves it as it was.
+    If it compensates a step with a key: a completed compensation frees that key, and a skip leaves it as it was.
     """
-    started = next((one for one in reversed(history) if one.kind == "step_started" and one.body.call == call), None)
-    if started is None:
+    calls = Calls(history)
+    settled = calls.current.get(call)
+    if settled is None or (started := settled.started) is None:
         return
-
-    account = Account(history)
     if started.body.key:
         journal.key_changes().ends.append(key_end(app.store.chain, started, payload))
-        if payload is not None and started.body.compensate and account.is_undone:
+        if payload is not None and started.body.compensate and calls.is_undone:
             change_key(journal, call, started.body.key, "begun", None)
-    if started.body.compensates in account.keyed:
-        key, carried = account.keyed[started.body.compensates]
+    if started.body.compensates in calls.keyed:
+        key, carried = calls.keyed[started.body.compensates]
         change_key(journal, started.body.compensates, key, "undone" if payload is not None else "kept", carried)
 
 
 def _is_secret(history: Sequence[Recorded], call: int) -> bool:
-    """Tell whether a step is one whose outcome is never shown."""
+    """Return True if the outcome of a step is never shown."""
     asking = ("step_started", "key_taken", "call_withheld")
     return any(event.kind in asking and event.body.call == call and event.body.secret for event in history)
 
@@ -189,20 +185,18 @@ def cancelled_unit(app: "RunHost", row: RunRow, request: ev.CancelRequested, con
 
 def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -> None:
     """Children that should not outlive the run are asked to stop, in the same transaction."""
-    account = Account(history)
-    if account.is_undone:
-        note_no_rollback(journal, account)
-    ended = {event.body.call for event in history if event.kind == "child_ended"}
+    calls = Calls(history)
+    if calls.is_undone:
+        note_no_rollback(journal, calls)
     request = ev.encode_body(ev.CancelRequested(reason=f"its parent {run} was cancelled", by=run))
-    for event in history:
-        is_open = event.kind == "child_started" and event.body.call not in ended
-        if is_open and outlives_not(event.body.on_parent_end, is_cancelled=True):
-            journal.attachments().posts.append(Post(event.body.run, "cancel", value=request, at=journal.at))
+    for child in (call.started.body for call in calls.children() if call.started and call.outcome is None):
+        if outlives_not(child.on_parent_end, is_cancelled=True):
+            journal.attachments().posts.append(Post(child.run, "cancel", value=request, at=journal.at))
     journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
 
 
 def standing_after(history: Sequence[Recorded], journal: Journal) -> bytes | None:
-    """Return how the budget of a run stands after what is recorded here without its code; None if it has none."""
+    """Return the budget of a run after what is recorded here without its code; None without a budget."""
     new = [
         Recorded(seq, kind, step, at, ev.decode_body(kind, body)) for seq, kind, step, at, body, _ in journal.unsaved
     ]
@@ -210,7 +204,7 @@ def standing_after(history: Sequence[Recorded], journal: Journal) -> bytes | Non
 
 
 def journal_of(app: "RunHost", row: RunRow) -> tuple[Journal, list[Recorded]]:
-    """Return the growing end of a claimed run's verified history, for a unit that is written without its code."""
+    """Return the journal of a claimed run's verified history, for a unit that is written without its code."""
     history = load_verified(app.store, row)
     at = max(app.clock.now(), history[-1].at)
     key = app.store.chain.key(history[0].body.chain, row.id)
@@ -218,10 +212,10 @@ def journal_of(app: "RunHost", row: RunRow) -> tuple[Journal, list[Recorded]]:
 
 
 def is_delayed(row: RunRow, at: int) -> bool:
-    """Tell whether a run was started with a delay and has not begun: nothing but its time makes it begin."""
+    """Return True if a run was started with a delay and has not begun: only its time makes it begin."""
     return row.status == "waiting" and row.head_seq == 1 and row.wake_at is not None and row.wake_at > at
 
 
 def is_unbegun(row: RunRow) -> bool:
-    """Tell whether a run waits in its queue and has never begun."""
+    """Return True if a run waits in its queue and has never begun."""
     return row.status == "queued" and row.head_seq == 1 and row.queue != DEFAULT_QUEUE and row.owner is None

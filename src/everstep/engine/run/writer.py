@@ -1,4 +1,4 @@
-"""The writing side of one run: units for the committer, and what waits for them to be durable."""
+"""The writing side of one run: units for the committer, and callbacks for when they are durable."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from everstep.model.status import ENDED, Status, may_become
 from everstep.model.untrusted import is_refusal, logger
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, RowChange, Verdict
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
 
 
@@ -28,12 +28,12 @@ _RUNNING: Final[tuple[Status, int | None]] = ("running", None)
 
 
 class RunWriter:
-    """Puts a run's unsaved events into units, each of which expects the head that the one before it leaves."""
+    """Puts a run's unsaved events into units, each of which expects the head that the previous one leaves."""
 
     def __init__(self, driver: "Driver") -> None:
         self.is_queued = False
         self.durable = driver.journal.seq
-        """The newest event that is surely on disk."""
+        """The newest event that is certainly on disk."""
         self._driver = driver
         self._sent_seq, self._sent_digest = driver.journal.seq, driver.journal.digest
         is_running = driver.row.status == "running" and driver.row.wake_at is None
@@ -47,17 +47,17 @@ class RunWriter:
         self._driver.app.committer.ready(self, waited_for=waited_for)
 
     def save_status(self) -> None:
-        """Write how the run is, if the store does not know it yet."""
+        """Write the run's status, if the store does not have it yet."""
         if self._written != (self._driver.status, self._driver.wake_at()):
             self.save(waited_for=False)
 
     def when_durable(self, seq: int, callback: Callable[[], None]) -> None:
-        """Call back once an event, and so all before it, is durable."""
+        """Call back once an event, and everything before it, is durable."""
         self._waiters.append((seq, callback, None, False))
         self._driver.app.committer.ready(self, waited_for=True)
 
     def start_when_durable(self, seq: int, call: "StepCall", fallback: bool) -> None:
-        """Start the body of a call, or its fallback, once an event, and so all before it, is durable."""
+        """Start the body of a call, or its fallback, once an event, and everything before it, is durable."""
         self._waiters.append((seq, None, call, fallback))
         self._driver.app.committer.ready(self, waited_for=True)
 
@@ -70,7 +70,7 @@ class RunWriter:
 
     @property
     def status_is_durable(self) -> bool:
-        """Whether the store knows how the run is now, so that others find it there."""
+        """Whether the store has the run's present status, so that other processes find it."""
         return self._durable_status == (self._driver.status, self._driver.wake_at())
 
     # -- for the committer -----------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class RunWriter:
         journal = driver.journal
         goes_on = self._written is _RUNNING and driver.status == "running" and not (driver.ending or driver.hold)
         has_more = journal.attached or driver.budgets or driver.publishes or driver.attempts.restarts
-        if goes_on and journal.unsaved and not has_more:  # most units: events, and at which step the run is now
+        if goes_on and journal.unsaved and not has_more:  # most units: events, and the present step of the run
             events, steps, seq, digest = journal.unsaved, driver.execution.steps, self._sent_seq, self._sent_digest
             current = next(iter(steps.values())).step if steps else ""
             row = RowChange("running", journal.at, None, current, None, None, True, None, True)
@@ -114,7 +114,7 @@ class RunWriter:
         return unit
 
     def _row_change(self, wake_at: int | None) -> RowChange:
-        """Return what the run's row should say beside the new head."""
+        """Return the new content of the run's row, in addition to the head."""
         driver = self._driver
         steps, journal, attempts = driver.execution.steps, driver.journal, driver.attempts
         current = next(iter(steps.values())).step if steps else ""
@@ -128,7 +128,7 @@ class RunWriter:
         return RowChange(status, at, wake_at, current, news, None, progress, budget)
 
     def settle(self, unit: Append, verdict: Verdict) -> None:
-        """Take the committer's verdict."""
+        """Apply the committer's verdict."""
         driver = self._driver
         if driver.stopped:
             return
@@ -163,7 +163,7 @@ class RunWriter:
         elif isinstance(verdict, Failed) and (
             isinstance(verdict.error, Damaged) or not isinstance(verdict.error, StoreError)
         ):
-            driver.app.hold_unstorable(driver, verdict.error)
+            driver.app.holding.hold_unstorable(driver, verdict.error)
         elif isinstance(verdict, Failed):
             self.fail(verdict.error)
         else:
@@ -173,11 +173,11 @@ class RunWriter:
             driver.app.let_go(driver)
 
     def _tell(self, unit: Append) -> None:
-        """Tell whoever has to know that this is durable."""
+        """Notify the waiters of what is durable now."""
         driver = self._driver
         unapplied = driver.unapplied_refs() if unit.payloads else ()
         for digest, _ in unit.payloads:
-            if digest not in unapplied:  # else it would be read back when the code is given it
+            if digest not in unapplied:  # otherwise it would have to be read back for the code
                 driver.journal.undurable.pop(digest, None)
         if unit.keys is not None:
             driver.app.keys_changed(unit.keys)
@@ -185,15 +185,15 @@ class RunWriter:
             driver.app.watchers.look_again(driver.run)
 
     def fail(self, error: BaseException) -> None:
-        """The store has failed: nothing is assumed, and nothing more is done."""
+        """Stop after a failure of the store: nothing is assumed, and nothing more is done."""
         self._driver.app.let_go(self._driver, error)
 
     def stumble(self, error: BaseException, *, is_own: bool) -> None:
-        """Something that was done for this run raised, or nothing is known of its unit: it is read again."""
+        """Evict and resume the run: something that was done for it raised, or the fate of its unit is unknown."""
         self._driver.app.stumbling.leave(self._driver, error, is_own=is_own)
 
     def _take_back_end(self, unit: Append) -> None:
-        """A cancel arrived before the end was durable: the end is taken back and the cancel comes first."""
+        """Take back the end, because a cancel arrived before it was durable, and comes first."""
         journal = self._driver.journal
         self._take_back(unit, len(unit.events) - 1)
         last = unit.events[-2] if len(unit.events) > 1 else None
@@ -202,7 +202,9 @@ class RunWriter:
         self._driver.take_back_end()
 
     def _take_back_claims(self, unit: Append, calls: tuple[int, ...]) -> None:
-        """Keys that this unit claims are other steps', or outcomes that it shares are being undone: the rest stands."""
+        """Take back claims of keys that other steps have, or shares of outcomes that are being undone. The rest
+        stays.
+        """
         crash_point("key.refused")
         self._take_back(unit, len(unit.events))
         assert unit.keys is not None
@@ -215,7 +217,7 @@ class RunWriter:
             self.save(waited_for=bool(self._waiters))
 
     def _take_back(self, unit: Append, count: int) -> None:
-        """A unit was refused, so the store does not have it: its first `count` events are written again."""
+        """Take back a refused unit: its first `count` events are written again."""
         driver = self._driver
         driver.journal.take_back(unit, count)
         driver.take_back_row(unit.row, count)
@@ -223,6 +225,6 @@ class RunWriter:
         self._written = self._durable_status
 
     def rewrite(self, changed: dict[int, tuple[str, Body]]) -> None:
-        """Record something else under the numbers of unsaved events. What waited for the old ones waits no more."""
+        """Replace unsaved events under the same numbers. What waited for the old ones waits no more."""
         self._driver.journal.rewrite(self._sent_digest, changed)
         self._waiters = deque(waiter for waiter in self._waiters if waiter[0] not in changed)

@@ -1,7 +1,7 @@
-"""What a person does about approvals: look at what waits for an answer, and answer.
+"""A person's view of approvals: list the open ones, and answer.
 
-An answer goes into the run's inbox as a signal with an id that only the first answer gets: the store itself sees to it
-that there are no two. It is read from the verified history what was asked, so what is shown is what is answered.
+An answer goes into the run's inbox as a signal with an id that only the first answer gets: the store itself prevents a
+second one. The question is read from the verified history, so the answer is about exactly what is shown.
 """
 
 from collections.abc import Sequence
@@ -51,16 +51,16 @@ class Approval(msgspec.Struct, kw_only=True):
     digest: str = ""
     """The digest of the arguments."""
     rejected: int = 0
-    """How many answers were not of the type that is wanted."""
+    """The number of answers that had the wrong type."""
 
 
 async def approvals(app: Host, run: str | None) -> list[Approval]:
-    """Return what waits for an answer, in one run or in all, the oldest first."""
+    """Return the open approvals, in one run or in all, the oldest first."""
     return await app.read(open_approvals, app.store, run)
 
 
 def open_approvals(store: Store, run: str | None = None) -> list[Approval]:
-    """Return what waits for an answer. A history that is damaged, or of a newer release, says nothing here."""
+    """Return the open approvals. A history that is damaged, or of a newer release, has none here."""
     found: list[Approval] = []
     now = store.now()
     for one in [run] if run is not None else store.asking():
@@ -71,19 +71,21 @@ def open_approvals(store: Store, run: str | None = None) -> list[Approval]:
             row, history = load_now(store, row)
             known = approvals_in(store, row, history) if row.status not in ENDED else []
         except (Damaged, NotReadable, UnknownRun):
-            continue  # nobody may answer on the strength of it; whoever takes the run up holds it, and says why
+            continue  # no answer may rely on it; the worker that resumes the run holds it, and says why
         answered = {delivery.name for delivery in store.inbox(one)}
         found += [asked for asked in known if APPROVAL + asked.id not in answered and not is_expired(asked, now)]
     return sorted(found, key=lambda one: (one.asked_at, one.run, one.id))
 
 
 def is_expired(approval: Approval, now: int) -> bool:
-    """Tell whether it is too late to answer."""
+    """Return True if it is too late to answer."""
     return approval.expires_at is not None and approval.expires_at <= now
 
 
 def approvals_in(store: Store, row: RunRow, history: Sequence[Recorded]) -> list[Approval]:
-    """Return what a history has asked for and got no answer to, as far as it has been taken from the inbox."""
+    """Return the approvals that a history has asked for and that have no answer, as far as it was taken from the
+    inbox.
+    """
     asked: dict[str, tuple[int, Any, int]] = {}
     answered: set[str] = set()
     rejected: dict[str, int] = {}
@@ -158,7 +160,7 @@ async def approve(
 
 
 def _chosen(app: Host, run: str, what: str | None, id: str | None) -> Approval:
-    """Return the approval that is meant. One that is answered, expired or unknown is refused with what there is."""
+    """Return the chosen approval. If it is answered, expired or unknown, the error lists the open ones."""
     row, history = load_now(app.store, existing_row(app, run))
     if row.status in ENDED:
         raise RunEnded(f"The run {run} has ended ({row.status}): there is nothing to approve.", row.status)
@@ -180,7 +182,7 @@ def _chosen(app: Host, run: str, what: str | None, id: str | None) -> Approval:
 def _refuse_known(
     app: Host, run: str, known: list[Approval], history: Sequence[Recorded], what: str | None, id: str | None
 ) -> None:
-    """Say what became of an approval that is no longer open."""
+    """Raise the error for an approval that is no longer open, which says why."""
     asked = [event.body for event in history if event.kind == "approval_asked"]
     meant = [one for one in asked if id in (None, one.id) and what in (None, one.what)]
     if not meant or (id is None and what is None and len(meant) > 1):
@@ -194,7 +196,7 @@ def _refuse_known(
 
 
 def _answered(store: Store, run: str, id: str, what: str) -> ApprovalConflict:
-    """Say that an approval has its answer, and whose."""
+    """Return the error for an approval that has its answer, with the answer's author."""
     given: Any = None
     for delivery in store.signals(run):
         if delivery.name == APPROVAL + id:
@@ -210,7 +212,7 @@ def _answered(store: Store, run: str, id: str, what: str) -> ApprovalConflict:
 
 
 def _refuse_other_type(app: Host, asked: Approval, answer: Any, payload: bytes) -> None:
-    """Tell whoever answers at once what the run would reject.
+    """Refuse an answer at once that the run would reject.
 
     A type of built-in parts is known by its text. A class is known only where the code is, so if the run is not driven
     here it is the run that rejects an answer of another type.

@@ -1,8 +1,8 @@
-"""Asking a run something from outside, and waiting for its answer.
+"""Sending a request to a run from outside, and waiting for its answer.
 
 A request goes into the run's inbox, like a signal. Its answer is an event of the run's history; the table `answers`
-says where it stands. So an answer is durable, together with all that it depends on, before anybody is given it, and
-whoever asks again with the same id is given the same one.
+says which. So an answer is durable, together with all that it depends on, before any sender gets it, and a sender that
+asks again with the same id gets the same answer.
 """
 
 import asyncio
@@ -11,12 +11,19 @@ from typing import Any
 import msgspec
 
 from everstep.codec import ANY, is_same, types_of
-from everstep.engine.code.signals import decode_signal
+from everstep.engine.code.commands import decode_signal
 from everstep.engine.history.journal import restore_payload
-from everstep.engine.history.verify import check_ends, event_at, load_now, refuse_no_status, refuse_unreadable
+from everstep.engine.history.verify import (
+    check_ends,
+    event_at,
+    load_now,
+    refuse_no_status,
+    refuse_unreadable,
+    unknown_run,
+)
 from everstep.engine.process.host import Host
 from everstep.engine.verbs.runs import held_error
-from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded, UnknownRun
+from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
@@ -41,7 +48,7 @@ async def ask(app: Host, run: str, name: str, value: Any, *, id: str | None, ans
             raise
         raise NoAnswer(
             f"The run {run} has not answered the request {name!r} within {timeout} s. It keeps the request: "
-            f"ask again with id={id!r} to go on waiting.",
+            f"ask again with id={id!r} to continue waiting.",
             id,
         ) from None
     found = await app.read(_payload, app, run, body)
@@ -54,11 +61,11 @@ async def ask(app: Host, run: str, name: str, value: Any, *, id: str | None, ans
 
 
 async def posted(app: Host, post: Post) -> Posted:
-    """Put a request into the inbox, unless one with its id is there."""
+    """Put a request into the inbox, unless one with its id exists."""
     verdict = await app.committer.submit(post)
     if isinstance(verdict, NotPosted):
         if verdict.status is None:
-            raise _unknown(app, post.run)
+            raise unknown_run(app.store, post.run)
         refuse_no_status(post.run, verdict.status)
         raise _ended(post, verdict.status, "it had ended before")
     assert isinstance(verdict, Posted)
@@ -72,14 +79,14 @@ async def posted(app: Host, post: Post) -> Posted:
 
 
 async def _answer(app: Host, post: Post, number: int, *, asked_before: bool) -> ev.RequestAnswered:
-    """Wait for the answer. Whoever drives the run here tells of it; what is elsewhere is looked at again and again."""
+    """Wait for the answer. A driver in this process announces it; for a run elsewhere, poll."""
     generation, nudged, thorough = 0, False, asked_before
     while True:
         app.refuse_when_failed()
         with app.watchers.watching(post.run) as news:
-            row = await app.read(app.store.run, post.run)  # before the answer: one that is there when it ends is found
+            row = await app.read(app.store.run, post.run)  # before the answer: one given before the end is found
             if row is None:
-                raise _unknown(app, post.run)
+                raise unknown_run(app.store, post.run)
             refuse_unreadable(row)
             answered = await app.read(find_answer, app, row, post.id, number, thorough or row.status in ENDED)
             thorough = False
@@ -89,7 +96,7 @@ async def _answer(app: Host, post: Post, number: int, *, asked_before: bool) -> 
                 raise _ended(post, row.status, "it ended without having answered it") from await app.read(
                     _failure, app, row
                 )
-            is_new = not generation and not asked_before  # it is in the inbox of just this generation
+            is_new = not generation and not asked_before  # it is in the inbox of exactly this generation
             if (
                 row.generation != generation
                 and not is_new
@@ -111,10 +118,10 @@ async def _answer(app: Host, post: Post, number: int, *, asked_before: bool) -> 
 
 
 def find_answer(app: Host, row: RunRow, id: str, number: int, thorough: bool) -> ev.RequestAnswered | None:
-    """Return the answer to a request, verified. The table says where it stands; if that is wrong, the history does.
+    """Return the answer to a request, verified. The table names its event; if that is wrong, the history is searched.
 
-    Its id tells that it is the right one: the run may have been moved here, and its requests got other numbers.
-    thorough: look into the whole history also if the table knows of none: a row of it may be lost.
+    The request's id shows that it is the right one: the run may have been moved here, and its requests got other
+    numbers. thorough: search the whole history also if the table has no answer, because a row of it may be lost.
     """
     place = app.store.answer(row.id, number)
     if place is None:
@@ -139,7 +146,7 @@ def _in_history(app: Host, row: RunRow, id: str) -> ev.RequestAnswered | None:
 
 
 def _can_be_answered(app: Host, row: RunRow, id: str, number: int) -> bool:
-    """Whether this generation of the run has the request, or will take it."""
+    """Return True if this generation of the run has the request, or will take it."""
     delivery = _delivery(app, row.id, number)
     if delivery is None or delivery.state in ("undelivered", "left"):
         return False
@@ -168,10 +175,6 @@ def _failure(app: Host, row: RunRow) -> BaseException | None:
         return None
     check_ends(app.store, row)
     return app.codec.decode_error(row.outcome)
-
-
-def _unknown(app: Host, run: str) -> UnknownRun:
-    return UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
 
 
 def _ended(post: Post, status: str, why: str) -> RunEnded:

@@ -1,12 +1,12 @@
-"""`fork`: a new run that begins with what another one did up to an event, and goes on from there by itself.
+"""`fork`: a new run that begins with another run's events up to a point, and continues from there by itself.
 
-The events are copied and linked anew under the new id, in the transaction that creates the run: there is no half fork.
-The other run is not touched. What was copied is its doing: a fork never undoes it, and its keys stay its keys. From
-the fork on, everything that the code asks for has keys of the fork's own.
+The events are copied under the new id, with new digests, in the transaction that creates the run: there is no half
+fork. The other run is not touched. Copied effects belong to it: a fork never compensates them, and they keep their
+keys. From the fork on, everything that the code asks for has keys of the fork's own.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -14,8 +14,8 @@ from everstep.codec import ANY
 from everstep.engine.code.execution import OUTCOMES
 from everstep.engine.code.start import new_entropy, start_arguments
 from everstep.engine.code.workflow import DECLARED
-from everstep.engine.history.describe import asks_for_something
-from everstep.engine.history.effects import DELETED, FORGOTTEN, WHAT_IS_LOST, Crossed, histories_of_child, is_guarded
+from everstep.engine.history.calls import WHAT_IS_LOST, Calls
+from everstep.engine.history.effects import Crossed, Relied, effects_since
 from everstep.engine.history.journal import INLINE_BYTES_MAX, restore_payload, store_payload
 from everstep.engine.history.restored import life_of_copy, may_lack, newest_note, restores_in
 from everstep.engine.history.streams import copied_streams
@@ -37,8 +37,6 @@ from everstep.engine.verbs.runs import existing_row
 from everstep.errors import CrossesOnce, Damaged, IdConflict, Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.accounts import standing_at
-from everstep.model.carried import carried_step
-from everstep.model.contracts import KEPT
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import chain_next, chain_start, digest_of
 from everstep.model.forked import TAG, Forked, switches
@@ -46,54 +44,21 @@ from everstep.model.ids import checked_run_id
 from everstep.stores.protocol import Existing, Needs, NewRun, Refused, RunRow, StartRun, Store
 
 NEWS: Final = frozenset({*OUTCOMES, "run_started", "run_retried"})
-"""The events that a fork can begin after."""
+"""The events after which a fork can begin."""
 STOPPING: Final = ("cancel_requested", "rollback_requested", "compensation_started")
 
 
-class _Asked(NamedTuple):
-    """Something that the code asked for. `is_others`: it is an effect or a child run, so the run's that began it."""
-
-    seq: int
-    text: str
-    is_others: bool
-
-
-class _UnderWay:
-    """What the code waits for, event by event."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, _Asked] = {}
-        self._failed: dict[int, tuple[int, _Asked]] = {}
-
-    def take(self, event: Recorded) -> None:
-        """Go on by one event."""
-        kind, body, call = event.kind, event.body, getattr(event.body, "call", 0)
-        if kind == "child_started" and asks_for_something(event):
-            self._open[call] = _Asked(event.seq, f"child run {body.run}", True)
-        elif kind in ("step_started", "key_taken", "call_withheld") and asks_for_something(event):
-            is_others = getattr(body, "effect", "read") != "read" or getattr(body, "instead_of", "") == "child_started"
-            self._open[call] = _Asked(event.seq, f"step {event.step}", is_others)
-        elif kind in ("step_completed", "step_shared", "step_failed", "child_ended"):
-            asked = self._open.pop(call, None)
-            if asked is not None and (kind == "step_failed" or getattr(body, "status", "") == "failed"):
-                self._failed[call] = (event.seq, asked)
-        elif kind == "step_cancelled":
-            self._open.pop(body.step_call, None)
-        elif kind == "run_retried":
-            self._open = {call: one for call, one in self._open.items() if one.seq < body.voids}
-            again = {call: one for call, (at, one) in self._failed.items() if one.seq < body.voids <= at}
-            self._open |= again
-
-    def of_others(self) -> list[str]:
-        """Return the effects and child runs that are open."""
-        return [one.text for one in self._open.values() if one.is_others]
+def _of_others(calls: Calls) -> list[str]:
+    """Return the effects and child runs that are open, and so the run's that began them."""
+    open_calls = [call for call in calls.open.values() if call.child or call.effect != "read"]
+    return [f"child run {call.child}" if call.child else f"step {call.step}" for call in open_calls]
 
 
 def fork_point(run: str, history: Sequence[Recorded], at: int) -> int:
-    """Return the last event that a fork at an event keeps. Raises `Misuse` if there can be none there."""
+    """Return the last event that a fork at an event keeps. Raises `Misuse` if no fork is possible there."""
     if not 1 <= at <= len(history):
         raise Misuse(f"The run {run} has the events 1 to {len(history)}; at={at} is none of them.")
-    under_way, found, before, after = _UnderWay(), 0, 0, 0
+    calls, found, before, after = Calls(), 0, 0, 0
     blocked: list[str] = []
     for event in history:
         if event.kind in STOPPING:
@@ -105,10 +70,10 @@ def fork_point(run: str, history: Sequence[Recorded], at: int) -> int:
             break
         if event.seq > at and (not blocked or after):
             break
-        under_way.take(event)
+        calls.take(event)
         if event.kind not in NEWS:
             continue
-        others = under_way.of_others()
+        others = _of_others(calls)
         if event.seq <= at:
             found, blocked = event.seq, others
         if not others:
@@ -123,128 +88,40 @@ def fork_point(run: str, history: Sequence[Recorded], at: int) -> int:
 
 
 # -- what would happen once more ---------------------------------------------------------------------------------------
-class Relied(NamedTuple):
-    """What a fork would not do again because it is there: keys that it would share, and runs that it would follow."""
-
-    keys: set[str]
-    runs: set[str]
-
-
-def done_after(store: Store, run: str, history: Sequence[Recorded], seq: int, relied: Relied) -> list[Crossed]:
-    """Return the effects that a run had, or may have had, after an event, and that a fork there would have again.
-
-    A `repeat` step counts, for in another run it has another key, and is another action to its receiver. One with a
-    key of its own (`key=`) does not, as long as the key is kept: a fork shares its outcome. Nor does what was undone;
-    nor a child run with an id of its own that is still there: a fork would follow the same. `relied` gets both.
-    """
-    begun: dict[int, str] = {}
-    keys: dict[int, str] = {}
-    undoing: dict[int, int] = {}
-    done: dict[int, list[Crossed]] = {}
-    """By call: one that a retry went back over may be done more than once."""
-    children: dict[int, Recorded] = {}
-
-    def is_shared(call: int, owner: str) -> bool:
-        is_kept = is_guarded(store, keys.get(call), owner)
-        relied.keys.update([keys[call]] if is_kept else ())
-        return is_kept
-
-    for event in history[seq:]:
-        kind, body = event.kind, event.body
-        if kind == "step_started" and body.compensates:
-            undoing[body.call] = body.compensates
-        elif kind == "step_started":  # also a later attempt: what had failed may have been retried
-            if body.effect != "read" and body.because != KEPT:
-                begun[body.call] = event.step
-                keys |= {body.call: body.key} if body.key else {}
-        elif kind == "key_taken":
-            keys[body.call] = body.key
-        elif kind == "step_completed" and body.call in begun:
-            step = begun.pop(body.call)
-            if not (body.skipped or body.fallback or is_shared(body.call, run)):
-                forgotten = FORGOTTEN if body.call in keys else ""
-                done.setdefault(body.call, []).append(Crossed(run, step, event.seq, forgotten))
-        elif kind == "step_shared" and body.call in keys and not is_shared(body.call, body.run):
-            done[body.call] = [Crossed(run, event.step, event.seq, FORGOTTEN)]
-        elif kind == "step_completed" and body.call in undoing and not body.skipped:
-            if done.get(undoing[body.call]):
-                done[undoing[body.call]].pop()
-        elif kind == "step_failed":
-            begun.pop(body.call, None)
-        elif kind == "child_started":
-            children[body.call] = event
-        elif kind == "child_ended" and body.status == "refused":
-            children.pop(body.call, None)
-    by_code = [one for crossed in done.values() for one in crossed]
-    by_children = [one for child in children.values() for one in _done_by_child(store, run, child, relied)]
-    return [*by_code, *by_children, *(Crossed(run, step, 0) for call, step in begun.items() if call not in keys)]
-
-
-def _done_by_child(store: Store, run: str, started: Recorded, relied: Relied) -> list[Crossed]:
-    child: str = started.body.run
-    histories, lost = histories_of_child(store, started)
-    is_own = child.startswith(f"{run[:170]}.")
-    if lost == DELETED or (lost and is_own):
-        return [Crossed(child, lost, 0)]
-    if not is_own:
-        relied.runs.add(child)
-        return []
-    return [one for history in histories for one in done_after(store, child, history, 0, relied)]
-
-
-def undone_before(run: str, generation: int, seq: int, histories: Sequence[Sequence[Recorded]]) -> list[Crossed]:
+def _undone_before(run: str, generation: int, seq: int, histories: Sequence[Calls]) -> list[Crossed]:
     """Return the effects up to an event that the run has undone since, or is undoing: a fork would build upon them.
 
-    histories: that of this generation, and those of later ones.
+    histories: the calls of this generation, and those of later ones.
     """
-    done = {
-        event.body.call: event.step for event in histories[0][:seq] if event.kind == "step_started" and event.body.call
-    }
-    if (carried := histories[0][0].body.carried) is not None:
-        done |= {one.call: one.title for one in carried.undoable}
+    done = {call.number: call.step for call in histories[0].all if 0 < call.begun_at <= seq}
+    done |= {number: one.title for number, one in histories[0].carried.items()}
     found = []
-    for place, history in enumerate(histories):
-        for event in history:
-            for call in event.body.steps if event.kind == "compensation_started" else ():
-                own = call
-                if place and call < 0:
-                    older = carried_step(history[0].body.carried, call)
-                    own = older.own_call if older is not None and older.generation == generation else 0
-                elif place:
-                    continue
-                if own in done:
-                    found.append(Crossed(run, f"{done[own]}, which was undone since", event.seq))
+    for place, calls in enumerate(histories):
+        for at, call in calls.compensated:
+            older = calls.carried.get(call)
+            own = older.own_call if older is not None and older.generation == generation else 0
+            if (step := done.get(own if place else call)) is not None:
+                found.append(Crossed(run, f"{step}, which was undone since", at))
     return found
-
-
-def is_lost(histories: Sequence[Sequence[Recorded]]) -> bool:
-    """Tell whether a part of a run's history is lost, so that nobody knows what it did."""
-    for history in histories:
-        started = history[0].body
-        if started.unseen or (started.carried is not None and started.carried.caution):
-            return True
-        for event in history:
-            if event.kind == "run_restored" or (event.kind == "run_repaired" and event.body.lost):
-                return True
-    return False
 
 
 def refuse_effects(
     run: str, at: int, generation: int, histories: Sequence[Sequence[Recorded]], store: Store, allowed: "Allowed"
 ) -> Relied:
-    """Raise `CrossesOnce` with all that a fork would do again or build upon, unless it was allowed.
+    """Raise `CrossesOnce` with everything that a fork would repeat or build upon, unless it was allowed.
 
-    Returns what keeps it from doing something again.
+    Returns what it relies on instead of repeating it.
     """
     relied = Relied(set(), set())
     if allowed is True:
         return relied
-    found = done_after(store, run, histories[0], at, relied)
-    for later in histories[1:]:
-        found += done_after(store, run, later, 0, relied)
-    found += undone_before(run, generation, at, histories)
+    of_all, found = [Calls(history) for history in histories], list[Crossed]()
+    for place, calls in enumerate(of_all):
+        found += effects_since(store, run, calls, 1 if place else at + 1, relied, in_fork=True)
+    found += _undone_before(run, generation, at, of_all)
     newest = generation + len(histories) - 1
-    if is_lost(histories) or may_lack(store, store.life(), run, newest, newest_note(histories[-1])):
+    is_lost = any(calls.was_lost for calls in of_all)
+    if is_lost or may_lack(store, store.life(), run, newest, newest_note(histories[-1])):
         found.append(Crossed(run, WHAT_IS_LOST, 0))
     names = set(allowed or ())
     found = [one for one in found if one.step not in names and one.step.partition("#")[0] not in names]
@@ -269,11 +146,11 @@ def _text(one: Crossed, run: str) -> str:
 
 
 NOT_GIVEN: Final[Any] = ...
-"""Stands for an outcome that is left as it is: None is one that may be given."""
+"""Marks an outcome that stays as it is, because None is a possible outcome."""
 
 
 class Wanted(msgspec.Struct):
-    """What somebody wants of a fork."""
+    """The request for a fork."""
 
     run: str
     at: int
@@ -301,7 +178,7 @@ async def fork(app: Host, wanted: Wanted) -> str:
     _refuse_differences(app, new.row, copied, dict(new.payloads))
     crash_point("run.fork")
     verdict = await app.committer.submit(StartRun(new, Needs([row.id, *relied.runs], [*relied.keys])))
-    if isinstance(verdict, Refused):  # something was deleted since it was looked at
+    if isinstance(verdict, Refused):  # something was deleted since it was read
         return await fork(app, wanted)
     if isinstance(verdict, Existing) and not await app.read(_is_same, app, verdict.row, copied):
         raise IdConflict(f"The id {new.row.id} belongs to another run. Use another one.")
@@ -363,7 +240,7 @@ def _forked_run(
 
 
 def _new_id(app: Host, run: str, at: int) -> str:
-    """Return an id that nobody has, and that begins like the one of the run that is forked."""
+    """Return an unused id that begins like the id of the forked run."""
     return f"{run[:150]}-fork-{at // 1000:011x}{app.randomness.getrandbits(24):06x}"
 
 
@@ -377,7 +254,7 @@ def _started(
     wanted: Wanted,
     payloads: dict[str, bytes],
 ) -> ev.RunStarted:
-    """Return the fork's first event: that of the other run, with where it comes from."""
+    """Return the fork's first event: that of the other run, with the origin of the fork."""
     source: ev.RunStarted = history[0].body
     forked = Forked(row.id, generation, len(history), head.hex(), at, new_entropy(app.randomness))
     forked.earlier = [one for one in switches(source) if one[0] < len(history)]
@@ -387,7 +264,7 @@ def _started(
     changes["restored"] = restores_in(changes["life"])
     if len(history) == 1:
         changes["entropy"] = forked.entropy
-    if source.carried is not None:  # what older generations did is that run's to undo
+    if source.carried is not None:  # that run must undo what older generations did
         changes["carried"] = msgspec.structs.replace(source.carried, head="", undoable=[], uncompensated=[])
     if wanted.outcome is not NOT_GIVEN:
         forked.edited = "outcome"
@@ -401,7 +278,7 @@ def _started(
 
 
 def _noted(event: Recorded, started: ev.RunStarted) -> ev.Body:
-    """Return a copied event's body. What the other run noted of restored backups is what its copy knows of them."""
+    """Return a copied event's body. Records of restored backups become what the copy knows of them."""
     body: ev.Body = event.body
     if isinstance(body, ev.RunRestored):
         return ev.RunRestored(started.restored, started.life)
@@ -422,7 +299,7 @@ def _arguments(app: Host, workflow: str, args: Sequence[Any], payloads: dict[str
 
 
 def _edited(app: Host, run: str, event: Recorded, value: Any, payloads: dict[str, bytes]) -> tuple[str, ev.Body]:
-    """Return the outcome that takes the place of a recorded one."""
+    """Return the outcome that replaces a recorded one."""
     body = event.body
     raw, ref = _packed(app.codec.encode(value, ANY, "the outcome"), payloads)
     if event.kind in ("step_completed", "step_failed"):
@@ -483,7 +360,7 @@ def _published(history: Sequence[Recorded], payloads: dict[str, bytes]) -> bytes
 
 
 def _refuse_differences(app: Host, row: RunRow, copied: list[Recorded], payloads: dict[str, bytes]) -> None:
-    """Replay the code against what the fork begins with, if it is here. What does not agree is not begun."""
+    """Replay the code against the fork's beginning, if the code is here. A fork that does not match is not created."""
     if row.workflow not in DECLARED.names() or len(copied) == 1:
         return
     beside, workflow = _Beside(app.store, payloads), DECLARED.named(row.workflow)
@@ -501,7 +378,7 @@ def _refuse_differences(app: Host, row: RunRow, copied: list[Recorded], payloads
 
 
 class _Beside:
-    """A store as a replay sees it, with the payloads of a fork that is not there yet."""
+    """A store for a replay, with the payloads of a fork that does not exist yet."""
 
     def __init__(self, store: Any, payloads: dict[str, bytes]) -> None:
         self._store = store
@@ -515,7 +392,7 @@ class _Beside:
 
 
 def _is_same(app: Host, there: RunRow, copied: Sequence[Recorded]) -> bool:
-    """Tell whether a run that is there already is the fork that is wanted: somebody asks once more."""
+    """Return True if an existing run is the requested fork: the request was repeated."""
     wanted: ev.RunStarted = copied[0].body
     refuse_deleted(app.store, there)
     first = app.store.events(there.id, 1, only=[1])

@@ -1,4 +1,4 @@
-"""What may be done to the keys of effects from outside: decide about one by hand, forget old ones."""
+"""Operations on the keys of effects from outside: decide about one by hand, forget old ones."""
 
 import asyncio
 from typing import Any
@@ -26,7 +26,7 @@ async def free(app: Host, key: str, note: str, by: str) -> None:
 
 
 async def settle(app: Host, key: str, value: Any, note: str, by: str) -> None:
-    """Give an outcome to a key that was left in doubt; whoever asks for it shares that."""
+    """Give an outcome to a key that was left in doubt; every step that asks for the key shares it."""
     payload = app.codec.encode(value, ANY, f"the outcome of {key!r}")
     row = await app.read(app.store.effect, key)
     seal = app.store.chain.seal(payload, key, row.step, row.arguments) if row is not None else ""
@@ -36,12 +36,12 @@ async def settle(app: Host, key: str, value: Any, note: str, by: str) -> None:
 async def _settle(app: Host, operation: SettleKey) -> None:
     verdict = await app.committer.submit(operation)
     if isinstance(verdict, Accepted):
-        app.pump.nudge()  # whoever waits for it has that in its inbox
+        app.pump.nudge()  # the inboxes of waiting runs have that
         return
     assert isinstance(verdict, Refused)
     row = await app.read(app.store.effect, operation.key)
     if row is None or row.state == "free":
-        raise Misuse(f"Nobody has the key {operation.key!r} in {app.store.url}. `everstep effects` lists the keys.")
+        raise Misuse(f"No step has the key {operation.key!r} in {app.store.url}. `everstep effects` lists the keys.")
     raise KeyConflict(_why_not(row), row.key, row.run)
 
 
@@ -74,7 +74,7 @@ async def forget_markers(app: Host, database: Database[Any], older_than: float) 
         return transaction.marked_runs(before)
 
     def forgotten(run: str) -> int:
-        """Forget one run in a transaction of its own: others who write to the database need not wait long."""
+        """Forget one run in a separate transaction, so that other writers of the database need not wait long."""
 
         async def deleted(transaction: Transaction[Any]) -> int:
             counted = transaction.forget_markers(run, before)
@@ -93,9 +93,9 @@ async def forget_markers(app: Host, database: Database[Any], older_than: float) 
 
 
 def _may_be_forgotten(app: Host, run: str) -> bool:
-    """Whether a run has ended, and no worker that was overtaken in one of its atomic steps can still wake up.
+    """Return True if a run has ended, and no worker that lost it in one of its atomic steps can still wake up.
 
-    A run that this store does not know is another store's, and is left alone.
+    A run that this store does not have belongs to another store, and is left alone.
     """
     row = app.store.run(run)
     if row is None or row.status not in ENDED or run in app.acting.runs():
@@ -107,6 +107,6 @@ def _may_be_forgotten(app: Host, run: str) -> bool:
             for event in app.store.events(run, generation)
             if event.kind == "step_started"
         } - {""}
-    except msgspec.MsgspecError:  # a damaged history is left as it is
+    except msgspec.MsgspecError:  # a damaged history is left alone
         return False
     return len(begun_by) < 2 or not any(may_act(app.store, worker, run) for worker in begun_by)

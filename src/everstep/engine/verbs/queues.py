@@ -1,4 +1,4 @@
-"""Saying something about a queue or a limit."""
+"""Changing the settings of a queue or a limit."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,7 +10,7 @@ from everstep.model.options import checked_flag, checked_seconds, checked_whole,
 from everstep.stores.rows.queues import DEFAULT_QUEUE, ChangeQueue, QueueCount, QueueKind, QueueRow
 
 UNSAID: Final = ...
-"""An option that was not given: it stays as it is."""
+"""An option that was not given: the setting stays."""
 
 
 def _checked_count(option: str, value: Any, least: int = 1) -> int | None:
@@ -28,7 +28,7 @@ def _rate_changes(rate: Any) -> dict[str, Any]:
 
 
 def changes_of(**options: Any) -> dict[str, Any]:
-    """Return what given options change of a queue or limit. Raises `Misuse` if one cannot be."""
+    """Return the changes of a queue or limit from given options. Raises `Misuse` for an invalid one."""
     changes: dict[str, Any] = {}
     for name, value in options.items():
         if value is UNSAID:
@@ -43,7 +43,7 @@ def changes_of(**options: Any) -> dict[str, Any]:
 
 
 async def change(app: Host, kind: QueueKind, name: str, changes: dict[str, Any]) -> QueueRow:
-    """Say something about a queue or limit, durably, and return all that is said about it."""
+    """Change the settings of a queue or limit, durably, and return all of them."""
     checked_name(name, kind)
     if kind == "queue" and name == DEFAULT_QUEUE:
         raise Misuse(
@@ -59,12 +59,12 @@ async def change(app: Host, kind: QueueKind, name: str, changes: dict[str, Any])
 
 
 def row_of(app: Host, kind: QueueKind, name: str) -> QueueRow | None:
-    """Return what was said about a queue or limit."""
+    """Return the settings of a queue or limit, or None."""
     return next((row for row in app.store.queues() if (row.kind, row.name) == (kind, name)), None)
 
 
 def existing(rows: Sequence[QueueRow], counts: Sequence[QueueCount], name: str) -> None:
-    """Raise `UnknownQueue` if nothing was said about a queue or limit and no run is in it."""
+    """Raise `UnknownQueue` if a queue or limit has no settings and no runs."""
     names = sorted({row.name for row in rows} | {count.name for count in counts})
     if name not in names:
         raise UnknownQueue(f"There is no queue or limit {name!r}. There are: {', '.join(names) or 'none'}.")

@@ -1,9 +1,9 @@
-"""Repairing a damaged run: what is good is kept, what is not is archived, and nothing is guessed.
+"""Repairing a damaged run: the good part is kept, the rest is archived, and nothing is guessed.
 
 The history ends at its last good event; everything after it, and every payload that does not match its digest, goes
-into the archive, whole. The run's row is made anew from what is left. In one transaction, which also fences whoever
-drove the run. Steps that must not happen twice may have been begun in what is gone: from here on they are in doubt when
-the code asks for them.
+into the archive, whole. The run's row is rebuilt from what is left. All that is one transaction, which also fences the
+worker that drove the run. Steps that must not happen twice may have been begun in the lost part: from here on they are
+in doubt when the code asks for them.
 """
 
 from typing import Any, Final
@@ -19,6 +19,7 @@ from everstep.engine.history.verify import (
     public_events,
     published_by,
     refuse_deleted,
+    unknown_run,
 )
 from everstep.engine.process.host import Host
 from everstep.engine.process.leases import wait_for_lapse
@@ -31,7 +32,7 @@ from everstep.model.status import STATUSES, Status
 from everstep.stores.protocol import Accepted, HoldRow, RepairRun, RunRow, Store
 
 NAMED_MAX = 100
-"""So many steps that were begun in the archived part are named in the event."""
+"""The maximum number of steps begun in the archived part that the event names."""
 
 TAKEN: Final = frozenset(
     {
@@ -44,34 +45,32 @@ TAKEN: Final = frozenset(
         "run_held",
     }
 )
-"""Events with the number of the delivery that they tell of."""
+"""Events with the number of a delivery."""
 
 
 class Repair(msgspec.Struct):
-    """What `app.repair()` did, or would do."""
+    """The result of `app.repair()`."""
 
     run: str
     problem: str
-    """What was damaged; nothing if the run is sound, and then nothing was done."""
+    """What was damaged; empty if the run is sound, and then nothing was done."""
     last_good: int
     archived: int = 0
     """How many events were archived."""
     status: str = ""
     unseen: list[UnseenStep] = []
-    """Steps begun in the archived part, as far as it could be read: whether they happened cannot be seen any more."""
+    """Steps begun in the archived part, as far as it could be read: it is unknown whether they happened."""
     unreadable: int = 0
-    """Archived events that could not be read: what was begun there is not known at all."""
+    """The number of archived events that could not be read: what was begun there is completely unknown."""
     open: list[UnseenStep] = []
-    """Steps of the good part that were begun and have no outcome there; they are settled by their contracts."""
+    """Steps of the good part that were begun and have no outcome there; their contracts settle them."""
 
 
 async def repair(app: Host, run: str, *, note: str, by: str, dry_run: bool = False) -> Repair:
-    """Put a damaged run right, and say what can no longer be seen. A sound one is left alone."""
+    """Repair a damaged run, and report what is lost. A sound one is left alone."""
     row = await app.read(app.store.run, checked_run_id(run))
     if row is None:
-        from everstep.engine.verbs.runs import unknown_run
-
-        raise unknown_run(app, run)
+        raise unknown_run(app.store, run)
     await app.read(refuse_deleted, app.store, row)
     found = await app.read(diagnose, app.store, row)
     note_lost_tail(found, damaged_hold(await app.read(app.store.holds, run=run)))
@@ -100,7 +99,7 @@ async def repair(app: Host, run: str, *, note: str, by: str, dry_run: bool = Fal
 
 
 def note_lost_tail(found: Diagnosis, hold: HoldRow | None) -> None:
-    """A sound history whose hold tells of a lost tail is repaired as well: with a caution, nothing archived."""
+    """Repair a sound history whose hold reports a lost tail as well: with a caution, and nothing archived."""
     if found.problem or hold is None:
         return
     facts = report_of(hold)
@@ -150,7 +149,7 @@ def _operation(app: Host, row: RunRow, found: Diagnosis, *, note: str, by: str) 
 
 
 def _event(new: RunRow, found: Diagnosis, at: int, key: bytes, *, note: str, by: str) -> EventRow | None:
-    """Return the event that tells of the repair. A history that has ended stays as it ended."""
+    """Return the event that records the repair. A history that has ended gets none."""
     if found.good[-1].kind in ENDS:
         return None
     steps, workers, _ = steps_in(found)
@@ -171,7 +170,7 @@ def _event(new: RunRow, found: Diagnosis, at: int, key: bytes, *, note: str, by:
 
 
 def _row_of(store: Store, row: RunRow, found: Diagnosis, *, is_held: bool) -> RunRow:
-    """Return the row that the good part of the history vouches for. The rest is taken over where it can be read."""
+    """Return the row according to the good part of the history. Other columns are kept where they can be read."""
     first, last = found.good[0], found.good[-1]
     ended = last.kind.removeprefix("run_") if last.kind in ENDS else ""
     status: Status = "held" if is_held else "queued"
@@ -222,9 +221,9 @@ def _published(store: Store, run: str, good: list[Recorded]) -> bytes | None:
 
 
 def _unconsumed(store: Store, run: str, found: Diagnosis) -> list[int]:
-    """Return the deliveries that no event knows any more to have been taken: they are news again.
+    """Return the deliveries that no remaining event has taken: they become pending again.
 
-    So are signals and requests that were undelivered because of an end which is not in the history any more.
+    So do signals and requests that were undelivered because of an end which is no longer in the history.
     """
     taken = {event.body.number for event in found.good if event.kind in TAKEN}
     for generation in store.generations(run):

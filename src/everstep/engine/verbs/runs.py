@@ -1,7 +1,8 @@
-"""What a person or a program may do to a run from outside: signal, cancel, retry, hold, resolve, roll back.
+"""Operations of a person or a program on a run from outside: signal, cancel, retry, hold, resolve, roll back.
 
 None of them runs workflow code. Signals, cancels and rollbacks of unfinished runs go into the run's inbox. The others
-claim the run, which fences whoever drove it, append an event that says who wanted what, and give the run back.
+claim the run, which fences the worker that drove it, append an event with the author and the request, and give the run
+back.
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,10 @@ import msgspec
 
 from everstep.codec import ANY, is_same
 from everstep.engine.code.replay import refuse_copied
+from everstep.engine.history.calls import Calls
 from everstep.engine.history.effects import (
-    Account,
-    crossed_by,
+    Relied,
+    effects_since,
     lost_child,
     note_rollback,
     refuse_crossing,
@@ -21,13 +23,13 @@ from everstep.engine.history.effects import (
     refuse_rollback,
 )
 from everstep.engine.history.verify import (
-    Recorded,
     load_now,
     load_verified,
     refuse_deleted,
     refuse_no_status,
     refuse_unreadable,
     refuse_without_key,
+    unknown_run,
 )
 from everstep.engine.process.host import Host
 from everstep.engine.process.leases import wait_for_lapse
@@ -43,7 +45,7 @@ from everstep.engine.run.units import (
     standing_after,
 )
 from everstep.engine.verbs.repair import repair
-from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive, RunEnded, RunHeld, UnknownRun
+from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive, RunEnded, RunHeld
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import derived_key
@@ -67,13 +69,8 @@ from everstep.stores.protocol import (
 from everstep.stores.rows.keys import KeyChanges
 
 
-def unknown_run(app: Host, run: str) -> UnknownRun:
-    """Say that there is no such run, and where."""
-    return UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
-
-
 async def signal(app: Host, run: str, name: str, value: Any, id: str | None) -> bool:
-    """Put a signal into a run's inbox. Return whether it was not there before."""
+    """Put a signal into a run's inbox. Returns True if it was not there before."""
     post = signal_post(app, run, name, value, id)
     return await _post(app, post, "signalled")
 
@@ -94,12 +91,12 @@ async def _post(app: Host, post: Post, verb: str) -> bool:
 
 
 def told_of_post(app: Host, post: Post, verdict: Verdict, verb: str) -> bool:
-    """Return whether a delivery is new in the inbox. Raises if it is not there, and says why."""
+    """Return True if a delivery is new in the inbox. Raises if it could not be delivered."""
     if isinstance(verdict, Failed):
         raise verdict.error
     if isinstance(verdict, NotPosted):
         if verdict.status is None:
-            raise unknown_run(app, post.run)
+            raise unknown_run(app.store, post.run)
         refuse_no_status(post.run, verdict.status)
         why = f"The run {post.run} has ended ({verdict.status}), so it cannot be {verb}."
         raise RunEnded(why + _what_became_of(app, post, verdict.status), verdict.status)
@@ -115,7 +112,7 @@ def told_of_post(app: Host, post: Post, verdict: Verdict, verb: str) -> bool:
 
 
 def _what_became_of(app: Host, post: Post, status: Status) -> str:
-    """Say what became of a signal that was sent before, with the same id, to a run that has ended."""
+    """Return the fate of a signal that was sent before, with the same id, to a run that has ended."""
     sent = (one for one in app.store.signals(post.run) if one.kind == post.kind and one.id == post.id != "")
     if not any(one.state == "undelivered" for one in sent):
         return ""
@@ -124,7 +121,7 @@ def _what_became_of(app: Host, post: Post, status: Status) -> str:
 
 
 async def cancel(app: Host, run: str, reason: str, *, grace: float, now: bool, by: str) -> None:
-    """Ask a run to stop. A held run, or with `now` one that nobody drives, ends right here, without its code."""
+    """Ask a run to stop. A held run, or with `now` one that no worker drives, ends right here, without its code."""
     row = await app.read(readable_row, app, run)
     checked_seconds("grace", grace)
     if row.status == "held":
@@ -143,43 +140,45 @@ async def _end_here(app: Host, row: RunRow, reason: str, by: str) -> bool:
     with app.setting_aside(row.id):
         claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
         if claimed is None:
-            return False  # somebody drives it: the inbox reaches them
+            return False  # a worker drives it, and reads the inbox
         inbox = await app.read(app.store.inbox, row.id)
         if any(one.kind == "cancel" and one.name == ROLLBACK for one in inbox):
             await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
-            return False  # that came first, and whoever takes the run up sees both in their order
+            return False  # the other came first, and the worker that resumes the run sees both in order
         if await app.read(_is_unsettled, app, claimed):
             await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
             return False  # whoever takes the run up settles that before it ends
-        return await app.end_claimed(claimed, ev.CancelRequested(reason=reason, by=by, now=True))
+        return await app.holding.end_claimed(claimed, ev.CancelRequested(reason=reason, by=by, now=True))
 
 
 def _is_unsettled(app: Host, row: RunRow) -> bool:
     try:
-        return bool(Account(load_verified(app.store, row)).unsettled)
+        return bool(Calls(load_verified(app.store, row)).unsettled)
     except Damaged:
-        return False  # that is found and told of where the run is ended
+        return False  # the damage is reported where the run is ended
 
 
 async def retry(app: Host, run: str, by: str, *, across_once: bool = False) -> None:
-    """Let a failed run go on from what failed. If that was a child run, the child is retried first."""
+    """Continue a failed run from what failed. If that was a child run, the child is retried first."""
     row = await app.read(readable_row, app, run)
     if row.status != "failed":
         raise RunActive(f"The run {run} is {row.status}; only a failed run can be retried.")
     row, history = await app.read(load_now, app.store, row)
     if row.status != "failed":
         raise RunActive(f"The run {run} was retried by somebody else just now.")
-    refuse_retry(run, Account(history))
-    voids, call, child = _what_failed(history)
+    calls = Calls(history)
+    refuse_retry(run, calls)
+    voids, call = _what_failed(calls)
     refuse_copied(run, history[0].body, voids)
-    relied: set[str] = set()
-    crossed = await app.read(crossed_by, app.store, run, history, voids, relied)
-    crossed += await app.read(lost_child, app.store, history, child)
+    relied = Relied(set(), set())
+    crossed = await app.read(effects_since, app.store, run, calls, voids, relied)
+    child = next((one.started for one in calls.children() if one.outcome and one.outcome.seq == voids), None)
+    crossed += await app.read(lost_child, app.store, child) if child is not None else []
     refuse_crossing(run, crossed, across_once=across_once)
-    if child:
-        child_row = await app.read(app.store.run, child)
+    if child is not None:
+        child_row = await app.read(app.store.run, child.body.run)
         if child_row is not None and child_row.status == "failed":
-            await retry(app, child, by, across_once=across_once)
+            await retry(app, child.body.run, by, across_once=across_once)
     claimed = await _claim(app, run, ("failed",))
     if claimed is None:
         raise RunActive(f"The run {run} was retried by somebody else just now.")
@@ -190,9 +189,9 @@ async def retry(app: Host, run: str, by: str, *, across_once: bool = False) -> N
     change = RowChange("queued", journal.at, budget=standing_after(history, journal))
     unit = bare_unit(claimed, journal, change)
     unit.redeliver = True
-    unit.keys = KeyChanges(relies=sorted(relied)) if relied else None
+    unit.keys = KeyChanges(relies=sorted(relied.keys)) if relied.keys else None
     verdict = await app.committer.submit(unit)
-    if isinstance(verdict, Refused) and verdict.why == "key":  # one was forgotten since it was looked at
+    if isinstance(verdict, Refused) and verdict.why == "key":  # a key was forgotten since it was read
         await app.returns.give_back(Release(run, claimed.epoch, claimed.status))
         await retry(app, run, by, across_once=across_once)
         return
@@ -200,42 +199,32 @@ async def retry(app: Host, run: str, by: str, *, across_once: bool = False) -> N
 
 
 def _entropy_of_retry(started: ev.RunStarted, seq: int) -> str:
-    """Return what the keys of a retry's new calls hang on.
+    """Return the entropy for the keys of a retry's new calls.
 
-    Not chance: should the retry be lost, because a backup is restored, the next one there has the same keys again.
+    It is derived, not random: if the retry is lost with a restored backup, the next retry has the same keys again.
     """
     own = started.forked.entropy if started.forked is not None else started.entropy
     return derived_key(own, f"#retry {seq}")
 
 
-def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:
-    """Return the event from which on the run's history no longer counts, the failed call, and the child it was."""
-    end = history[-1]
-    for event in reversed(history):
-        if event.kind == "run_failed":
-            end = event
-            break
-    if end.kind != "run_failed":
+def _what_failed(calls: Calls) -> tuple[int, int]:
+    """Return the event from which on the run's history no longer counts, and the failed call."""
+    end = calls.failed
+    if end is None:
         raise Misuse("The run's history does not end with a failure.")
-    is_of_this_branch = True
-    for event in reversed(history[: end.seq - 1]):
-        if event.kind == "run_retried":
-            is_of_this_branch = False
-        if event.kind == "cancel_requested" and event.body.timeout and is_of_this_branch:
-            return event.seq, 0, ""
-        if end.body.call and event.kind == "step_failed" and event.body.call == end.body.call:
-            return event.seq, end.body.call, ""
-        if end.body.call and event.kind == "child_ended" and event.body.call == end.body.call:
-            is_anothers = event.body.status == "refused"  # its id belonged to another run: it was never started
-            return event.seq, end.body.call, "" if is_anothers else event.body.run
-    return end.seq, 0, ""
+    failed = calls.current.get(end.body.call)
+    outcome = failed.outcome if failed is not None else None
+    failed_at = outcome.seq if outcome is not None and outcome.kind in ("step_failed", "child_ended") else 0
+    if not failed_at and not calls.timed_out_at:
+        return end.seq, 0
+    return (failed_at, end.body.call) if failed_at > calls.timed_out_at else (calls.timed_out_at, 0)
 
 
 async def hold(app: Host, run: str, note: str, by: str) -> None:
     """Put a run on hold: at once if no process drives it, else through its inbox.
 
-    What is driven in this process goes through the inbox as well: the hold may have to wait for a step that must not be
-    cut off, and is durable meanwhile.
+    A run that is driven in this process gets it through the inbox as well: the hold may have to wait for a step that
+    must not be cut off, and is durable meanwhile.
     """
     row = await app.read(readable_row, app, run)
     report = asked_report(note, by)
@@ -259,7 +248,7 @@ async def hold(app: Host, run: str, note: str, by: str) -> None:
 
 
 async def rollback(app: Host, run: str, note: str, *, by: str, uncompensated: bool) -> None:
-    """Let what a run did be undone. An unfinished run stops for that; an ended one is taken up once more."""
+    """Roll a run back. An unfinished run stops for that; an ended one is resumed."""
     row = await app.read(readable_row, app, run)
     if row.status == "held":
         how = {"uncompensated": uncompensated, "by_verb": True}
@@ -273,7 +262,7 @@ async def rollback(app: Host, run: str, note: str, *, by: str, uncompensated: bo
     if row.status == "held" or row.status in ENDED:  # just now
         await rollback(app, run, note, by=by, uncompensated=uncompensated)
         return
-    await app.read(refuse_rollback, app.store, row, Account(history), allowed=uncompensated)
+    await app.read(refuse_rollback, app.store, row, Calls(history), allowed=uncompensated)
     post = Post(run, "cancel", ROLLBACK, value=ev.encode_body(request), at=app.clock.now())
     try:
         await _post(app, post, "rolled back")
@@ -284,15 +273,15 @@ async def rollback(app: Host, run: str, note: str, *, by: str, uncompensated: bo
 async def _roll_back_ended(app: Host, row: RunRow, request: ev.RollbackRequested) -> None:
     claimed = await _claim(app, row.id, tuple(ENDED))
     if claimed is None:
-        raise RunActive(f"The run {row.id} was taken up by somebody else just now; look again.")
+        raise RunActive(f"The run {row.id} was resumed by another process just now; look again.")
     try:
         journal, history = await app.read(journal_of, app, claimed)
-        await app.read(refuse_rollback, app.store, claimed, Account(history), allowed=request.uncompensated)
+        await app.read(refuse_rollback, app.store, claimed, Calls(history), allowed=request.uncompensated)
     except BaseException:
         await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
         raise
     crash_point("rollback.claimed")
-    note_rollback(journal, Account(history))
+    note_rollback(journal, Calls(history))
     journal.record("rollback_requested", "", request, journal.at)
     change = RowChange("queued", journal.at, budget=standing_after(history, journal))
     _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, change)), row.id)
@@ -310,7 +299,7 @@ async def resolve(
     uncompensated: bool = False,
     by_verb: bool = False,
 ) -> None:
-    """Write down what a person decided, and let the run go on (or end)."""
+    """Record a person's decision, and let the run continue (or end)."""
     await app.read(existing_row, app, run)
     chosen = await app.read(_one_hold, app, run, hold)
     if resolution not in chosen.resolutions and not (by_verb and resolution in _by_verb(chosen)):
@@ -329,7 +318,7 @@ async def resolve(
     payload = app.codec.encode(value, ANY, "the value for --skip") if resolution in ("skip", "done") else b""
     claimed = await _claim(app, run, ("held",))
     if claimed is None:
-        raise HoldConflict(f"Hold {chosen.id} was resolved by somebody else just now.")
+        raise HoldConflict(f"Hold {chosen.id} was resolved by another process just now.")
     try:
         facts = {"note": note, "by": by, "uncompensated": uncompensated}
         unit = await app.read(resolve_unit, app, claimed, chosen, resolution, payload, **facts)
@@ -343,16 +332,18 @@ async def resolve(
         app.keys_changed(unit.keys)
     app.watchers.look_again(run)
     if resolution == "cancel":
-        app.pump.nudge()  # a run here may follow it, and has its end in its inbox now
+        app.pump.nudge()  # a run here may follow it, and its inbox has that end now
 
 
 def refuse_going_on_twice(hold: HoldRow, resolution: str, *, is_named: bool) -> None:
-    """A run that was exported goes on elsewhere. Here it goes on only if somebody means just this hold."""
+    """Refuse to continue an exported run here, because it continues elsewhere, unless the caller names exactly this
+    hold.
+    """
     path = report_of(hold).get("exported")
     if path is not None and resolution == "retry" and not is_named:
         raise HoldConflict(
-            f"The run {hold.run} was exported to {path}, and goes on where that is imported. If it is imported nowhere "
-            f"and never will be, let it go on here: `everstep resolve {hold.run} --retry --hold {hold.id}`."
+            f"The run {hold.run} was exported to {path}, and continues where that is imported. If it is imported "
+            f"nowhere and never will be, continue it here: `everstep resolve {hold.run} --retry --hold {hold.id}`."
         )
 
 
@@ -361,12 +352,14 @@ def _consequence(hold: HoldRow, resolution: str) -> str:
 
 
 def _by_verb(hold: HoldRow) -> list[str]:
-    """Return what would resolve a hold and is not among its answers, for it would be refused, or do nothing."""
+    """Return verbs that would resolve a hold and are not among its answers, because as an answer they would be
+    refused, or do nothing.
+    """
     return list(report_of(hold).get("by_verb", ()))
 
 
 def _one_hold(app: Host, run: str, hold: str | None) -> HoldRow:
-    """Return the open hold that is meant; ambiguous, unknown and resolved ones are refused with the list."""
+    """Return the chosen open hold; for ambiguous, unknown and resolved ones the error lists the open ones."""
     holds = app.store.holds(run=run)
     chosen = [one for one in holds if hold is None or one.id == hold]
     if len(chosen) == 1:
@@ -383,16 +376,16 @@ def _one_hold(app: Host, run: str, hold: str | None) -> HoldRow:
 
 
 def existing_row(app: Host, run: str) -> RunRow:
-    """Return a run's row, or say that there is none."""
+    """Return a run's row. Raises `UnknownRun` if there is none."""
     row = app.store.run(checked_run_id(run))
     if row is None:
-        raise unknown_run(app, run)
+        raise unknown_run(app.store, run)
     refuse_deleted(app.store, row)
     return row
 
 
 def readable_row(app: Host, run: str) -> RunRow:
-    """Return a run's row, or say that there is none, or that it is damaged."""
+    """Return a run's row. Raises if there is none, or if it is damaged."""
     row = existing_row(app, run)
     refuse_unreadable(row)
     return row
@@ -400,7 +393,7 @@ def readable_row(app: Host, run: str) -> RunRow:
 
 async def _claim(app: Host, run: str, statuses: tuple[Status, ...]) -> RunRow | None:
     row = await app.read(existing_row, app, run)
-    await app.read(refuse_without_key, app.store, row)  # a claim that leads nowhere would only stop others
+    await app.read(refuse_without_key, app.store, row)  # a useless claim would only stop others
     await app.become_worker()
     await wait_for_lapse(app, row.owner)
     verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), statuses))
@@ -412,11 +405,11 @@ async def _claim(app: Host, run: str, statuses: tuple[Status, ...]) -> RunRow | 
 
 def _expect_accepted(verdict: Any, run: str) -> None:
     if isinstance(verdict, Refused):
-        raise RunActive(f"The run {run} was taken over by somebody else just now; look again.")
+        raise RunActive(f"The run {run} was taken over by another process just now; look again.")
 
 
 def held_error(run: str, holds: Sequence[HoldRow], more: str = "") -> RunHeld:
-    """Return what tells whoever waits for a run that it waits for a person."""
+    """Return the error for a caller that waits for a held run."""
     if not holds:
         return RunHeld(f"The run {run} is held.{more}")
     hold = holds[-1]

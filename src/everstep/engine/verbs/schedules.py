@@ -1,7 +1,7 @@
-"""What an application may do with schedules: create, change, look at, pause, resume, trigger, backfill, delete.
+"""An application's operations on schedules: create, change, look at, pause, resume, trigger, backfill, delete.
 
-None of it starts a run: it writes into the schedule's row what is to be started, and a worker that knows the workflow
-does that. So it makes no difference who asks.
+None of them starts a run: they write into the schedule's row what is to be started, and a worker that knows the
+workflow does that. So any process may call them.
 """
 
 import re
@@ -38,7 +38,7 @@ from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/-]{0,149}")
 RACES_MAX: Final = 100
-"""So often a change is made again because somebody else was quicker."""
+"""The maximum number of retries of a change because another process was faster."""
 
 Changing = Callable[[Definition, State, int], None]
 Moment = datetime | str
@@ -70,15 +70,15 @@ class Scheduled(msgspec.Struct, kw_only=True):
     next_tick: int | None = None
     """None: it is paused, or there will be no more."""
     next_at: int | None = None
-    """When that is started: with jitter, a little later."""
+    """When the tick is started: with jitter, a little later."""
     asked: list[int] = []
     """Ticks of triggers and backfills that no worker has started yet."""
     buffered: int | None = None
-    """A tick that is started when the runs under way have ended."""
+    """A tick that is started when the current runs have ended."""
     last_tick: int | None = None
     last_run: str = ""
     active: list[str] = []
-    """Runs of it that had not ended when it was written last."""
+    """Runs of it that had not ended when it was last written."""
     fired: int = 0
     skipped: int = 0
     missed: int = 0
@@ -97,9 +97,9 @@ class Schedule:
         return scheduled(await self._app.read(existing_schedule, self._app, self.name))
 
     async def pause(self, note: str = "", *, by: str = "") -> None:
-        """Start no more runs by time, until it is resumed. Those under way go on; a tick that waits is dropped.
+        """Start no more runs by time, until it is resumed. Runs that have begun continue; a waiting tick is dropped.
 
-        note, by: why, and who says so; both are shown.
+        note, by: why, and who decided; both are shown.
         """
         check_texts(note=note, by=by)
 
@@ -110,7 +110,9 @@ class Schedule:
         await change(self._app, self.name, pause)
 
     async def resume(self) -> None:
-        """Go on with the next tick from now. What came while it was paused is not made up for: see `backfill`."""
+        """Continue with the next tick from now. Ticks that were missed while it was paused are not started: see
+        `backfill`.
+        """
 
         def resume(definition: Definition, state: State, at: int) -> None:
             if state.stopped_at is not None:
@@ -120,9 +122,9 @@ class Schedule:
         await change(self._app, self.name, resume)
 
     async def trigger(self) -> str:
-        """Let a worker start a run now, also if one is under way, or the schedule is paused. Returns the run's id.
+        """Start a run now, on a worker, even if one is running, or the schedule is paused. Returns the run's id.
 
-        It is durable on return; the run is there as soon as a worker that knows the workflow has seen it.
+        It is durable on return; the run exists as soon as a worker that knows the workflow has seen it.
         """
         ticks: list[int] = []
 
@@ -134,10 +136,10 @@ class Schedule:
         return run_of_tick(self.name, ticks[0])
 
     async def backfill(self, start: Moment, end: Moment) -> list[str]:
-        """Let a worker start the runs of all ticks from `start` to before `end`, those that are there already aside.
+        """Start the runs of all ticks from `start` to before `end`, on a worker, except those that exist.
 
-        Returns their ids. All are started at once, whatever `overlap` says, so say for which times you mean it: at most
-        1,000 ticks. Asked for again, the runs are the same.
+        Returns their ids. All are started at once, whatever `overlap` says, so choose the period carefully: at most
+        1,000 ticks. Called again, the runs are the same.
         """
         first, last = moment_of(start, "start"), moment_of(end, "end")
         ticks: list[int] = []
@@ -150,7 +152,7 @@ class Schedule:
         return [run_of_tick(self.name, tick) for tick in ticks]
 
     async def delete(self) -> None:
-        """Delete the schedule. Its runs stay, and those under way go on."""
+        """Delete the schedule. Its runs stay, and those that have begun continue."""
         for _ in range(RACES_MAX):
             row = await self._app.read(existing_schedule, self._app, self.name)
             verdict = await self._app.committer.submit(ChangeSchedule(row.name, row.revision, None))
@@ -191,7 +193,7 @@ def _checked_time(name: str, seconds: Any) -> float:
 
 
 def checked_schedule_name(name: object) -> str:
-    """Return the name of a schedule if it is one."""
+    """Return the name of a schedule if it is valid."""
     if isinstance(name, str) and NAME.fullmatch(name):
         return name
     raise Misuse(
@@ -201,7 +203,7 @@ def checked_schedule_name(name: object) -> str:
 
 
 def existing_schedule(app: Host, name: str) -> ScheduleRow:
-    """Return a schedule's row, or say that there is none."""
+    """Return a schedule's row. Raises `UnknownSchedule` if there is none."""
     rows = app.store.schedules(name=checked_schedule_name(name))
     if not rows:
         raise UnknownSchedule(f"There is no schedule {name!r} in {app.store.url}. `everstep schedule ls` lists them.")
@@ -233,7 +235,7 @@ def scheduled(row: ScheduleRow) -> Scheduled:
 
 
 async def change(app: Host, name: str, how: Changing) -> None:
-    """Change a schedule, whoever else changes it at the same time."""
+    """Change a schedule, also if other processes change it at the same time."""
     for _ in range(RACES_MAX):
         row, at = await app.read(existing_schedule, app, name), app.clock.now()
         definition, state = definition_of(row), state_of(row)
@@ -257,7 +259,7 @@ async def define(
     times: Mapping[str, float | timedelta],
     options: Mapping[str, Any],
 ) -> Schedule:
-    """Create a schedule, or change what it starts and when. The same once more changes nothing."""
+    """Create a schedule, or change what it starts and when. Repeating the call changes nothing."""
     target = target_of(workflow)
     schedule = Schedule(app, name if name not in (None, "") else target.id_prefix)
     definition = _definition(app, target, args, cron, zone, times, options)

@@ -1,4 +1,4 @@
-"""Starting and signalling from outside of what drives runs: by name, or in a caller's own transaction.
+"""Starting runs and sending signals without driving runs: by name, or in a caller's own transaction.
 
 A run that is started here has no owner: it is `queued`, for a worker that knows its workflow.
 """
@@ -37,7 +37,7 @@ def unowned_run(
     delay: float,
     tags: dict[str, str] | None,
 ) -> tuple[NewRun, Arguments]:
-    """Return a run to be created that nobody drives yet."""
+    """Return a run to create that no worker drives yet."""
     refuse_start_options(priority, delay, tags, queue)
     at = app.clock.now()
     run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
@@ -59,7 +59,7 @@ def unowned_run(
 
 
 def attach(row: RunRow, target: Workflow | NamedWorkflow, arguments: Arguments, policy: str) -> None:
-    """Accept a run that is there already if it is the same, and the caller wants that."""
+    """Accept an existing run if it is the same, and the caller allows that."""
     refuse_unreadable(row)
     if policy == "fail":
         raise IdConflict(f"The run {row.id} exists already ({row.status}), and on_existing is 'fail'.")
@@ -72,7 +72,7 @@ def attach(row: RunRow, target: Workflow | NamedWorkflow, arguments: Arguments, 
 def start_in(
     app: Host, target: Workflow | NamedWorkflow, args: Sequence[Any], policy: str, connection: Any, **options: Any
 ) -> str:
-    """Start a run in the caller's transaction: it is there if and only if that is committed."""
+    """Start a run in the caller's transaction: it exists if and only if that is committed."""
     if policy not in ("attach", "fail"):
         raise Misuse(
             f"on_existing={policy!r} cannot be done inside your transaction: with transaction= it is attach or fail."
@@ -106,21 +106,21 @@ async def start_named(app: Host, target: NamedWorkflow, args: Sequence[Any], pol
     new, arguments = await app.read(unowned_run, app, target, args, **options)
     verdict = await app.committer.submit(StartRun(new))
     if isinstance(verdict, Existing):
-        refuse_deleted(app.store, verdict.row)
+        await app.read(refuse_deleted, app.store, verdict.row)
         attach(verdict.row, target, arguments, policy)
     return new.row.id
 
 
 async def existing_run(app: Host, row: RunRow, workflow: Workflow, arguments: Arguments, policy: str) -> None:
-    """Do what the caller wants with a run that is there already."""
+    """Do what the caller wants with an existing run."""
     is_held = policy == "restart" and row.status == "held"
     if is_held and damaged_hold(await app.read(app.store.holds, run=row.id)) is not None:
         await restart(app, row, workflow, arguments)
         return
     refuse_unreadable(row)
-    refuse_deleted(app.store, row)
+    await app.read(refuse_deleted, app.store, row)
     if (row.workflow, row.arguments) != (workflow.name, arguments.digest):
-        # So that damage is not taken for a conflict. The rest is verified when it is needed.
+        # So that damage is not reported as a conflict. The rest is verified when it is needed.
         await app.read(check_ends, app.store, row)
     if policy == "fail":
         raise IdConflict(f"The run {row.id} exists already ({row.status}), and on_existing is 'fail'.")
@@ -138,16 +138,16 @@ async def existing_run(app: Host, row: RunRow, workflow: Workflow, arguments: Ar
         try:
             await runs.retry(app, row.id, "")
         except RunActive:
-            pass  # somebody else retries it just now: this is the same retry
+            pass  # another process retries it now: this is the same retry
     elif row.status in ENDED:
         return
     await go_on_with(app, row)
 
 
 async def go_on_with(app: Host, row: RunRow) -> None:
-    """Drive an unfinished run here, if nobody else does; a held one only if the code is right again."""
+    """Drive an unfinished run here, if no other worker does; a held one only if the code matches again."""
     if row.status == "held":
-        await app.retry_diverged(row.id)
+        await app.holding.retry_diverged(row.id)
         return
     app.want(row.id)
     await app.read(app.store.bury_dead, app.clock.now())
@@ -157,7 +157,7 @@ async def go_on_with(app: Host, row: RunRow) -> None:
 async def restart(app: Host, row: RunRow, workflow: Workflow, arguments: Arguments) -> None:
     """Begin an ended run again. Its old history is kept as an earlier generation.
 
-    So is that of a run which is held as damaged: what cannot be repaired can at least be begun anew.
+    So is that of a run which is held as damaged: what cannot be repaired can at least be restarted.
     """
     hold = damaged_hold(await app.read(app.store.holds, run=row.id)) if row.status == "held" else None
     if row.status not in ENDED and hold is None:
@@ -169,7 +169,7 @@ async def restart(app: Host, row: RunRow, workflow: Workflow, arguments: Argumen
         hold = msgspec.structs.replace(hold, resolved_at=at, resolution="restart")
     claim = await app.committer.submit(Claim(row.id, app.worker, at, (row.status,) if hold else tuple(ENDED)))
     if not isinstance(claim, Claimed):
-        refuse_deleted(app.store, row)
+        await app.read(refuse_deleted, app.store, row)
         raise RunActive(f"The run {row.id} was restarted by somebody else just now.")
     new = new_run(
         workflow,
@@ -187,5 +187,5 @@ async def restart(app: Host, row: RunRow, workflow: Workflow, arguments: Argumen
     )
     verdict = await app.committer.submit(RestartRun(claim.row.epoch, new, hold))
     if not isinstance(verdict, Accepted):
-        raise RunActive(f"The run {row.id} was taken over by somebody else just now.")
+        raise RunActive(f"The run {row.id} was taken over by another process just now.")
     app.adopt(row.id)

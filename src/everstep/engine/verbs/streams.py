@@ -7,9 +7,9 @@ import msgspec
 
 from everstep.engine.history.journal import unpacked
 from everstep.engine.history.streams import HISTORY_POSITIONS, Reader
-from everstep.engine.history.verify import refuse_deleted, refuse_unreadable
+from everstep.engine.history.verify import refuse_deleted, refuse_unreadable, unknown_run
 from everstep.engine.process.host import Host
-from everstep.errors import Damaged, Misuse, SecretsLeftOut, UnknownRun
+from everstep.errors import Damaged, Misuse, SecretsLeftOut
 from everstep.model import events as ev
 from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.secrets import HIDDEN
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     they begin anew at the next 1,000,000,001."""
     value: Any
     step: str = ""
-    """The step whose body wrote it; nothing if workflow code did."""
+    """The step whose body wrote it; empty if workflow code did."""
     attempt: int = 0
     first: bool = False
     """Whether its attempt begins here: what you have of the same step and generation is from an earlier attempt."""
@@ -56,16 +56,16 @@ async def read_stream(app: Host, run: str, name: str, after: int) -> AsyncIterat
     while True:
         app.refuse_when_failed()
         with app.watchers.watching(run) as news:
-            row = await app.read(_row, app, run)  # before the entries: what is there when it ends is read
+            row = await app.read(_row, app, run)  # before the entries: those from before the end are read
             try:
                 page = await app.read(reader.page)
             except Damaged:
-                await app.read(_row, app, run)  # it may be that it is being deleted
+                await app.read(_row, app, run)  # the run may be in deletion
                 raise
             if not page and row.generation > reader.generation:  # this history has ended, and all of it is read
                 reader = await app.read(_next_reader, app.store, row, name, reader)
             elif not page and row.status in ENDED:
-                await app.read(_row, app, run)  # what is being deleted has no end that could be trusted
+                await app.read(_row, app, run)  # a run in deletion has no end that could be trusted
                 return
             elif not page:
                 if not nudged:
@@ -78,7 +78,7 @@ async def read_stream(app: Host, run: str, name: str, after: int) -> AsyncIterat
 
 
 def entries_now(app: Host, run: str, name: str, after: int = 0) -> Iterator[Entry]:
-    """Give the entries that a stream has now, verified."""
+    """Give the present entries of a stream, verified."""
     row = _row(app, run)
     reader = _reader_after(app.store, row, checked_name(name, "stream"), after)
     while True:
@@ -90,7 +90,7 @@ def entries_now(app: Host, run: str, name: str, after: int = 0) -> Iterator[Entr
 
 
 def _reader_after(store: Store, row: RunRow, name: str, after: int) -> "Reader":
-    """Return what reads behind a position; from the beginning, it begins with the history that began the others."""
+    """Return a reader after a position; for the beginning, it begins with the first continued history."""
     generation, place = after // HISTORY_POSITIONS + 1, after % HISTORY_POSITIONS
     if after == 0:
         generation = row.generation
@@ -106,7 +106,9 @@ def _next_reader(store: Store, row: RunRow, name: str, reader: "Reader") -> "Rea
 
 
 def _was_continued(store: Store, run: str, generation: int) -> bool:
-    """Tell whether the code itself went on with a fresh history after this generation; else the run was restarted."""
+    """Return True if the code itself continued with a fresh history after this generation; else the run was
+    restarted.
+    """
     started = store.events(run, generation + 1, only=[1])
     return bool(started) and ev.decode_body("run_started", started[0].body).carried is not None
 
@@ -126,7 +128,7 @@ def _entry(app: Host, row: EntryRow) -> Entry:
 def _row(app: Host, run: str) -> RunRow:
     row = app.store.run(checked_run_id(run))
     if row is None:
-        raise UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
+        raise unknown_run(app.store, run)
     refuse_deleted(app.store, row)
-    refuse_unreadable(row)  # it has no end that would be seen
+    refuse_unreadable(row)  # it would never appear to end
     return row

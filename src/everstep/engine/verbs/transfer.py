@@ -48,7 +48,7 @@ SAVED_PAGE: Final = 500
 
 
 class Others(msgspec.Struct):
-    """What is exported beside runs."""
+    """What is exported in addition to runs."""
 
     threads: list[str] = []
     items: bool = False
@@ -56,7 +56,7 @@ class Others(msgspec.Struct):
 
     @property
     def is_anything(self) -> bool:
-        """Whether there is anything of it."""
+        """Whether there is any of it."""
         return bool(self.threads or self.items or self.schedules)
 
     @property
@@ -66,21 +66,21 @@ class Others(msgspec.Struct):
 
 
 def is_going_on(row: ScheduleRow) -> bool:
-    """Tell whether a schedule starts runs by itself."""
+    """Return True if a schedule starts runs by itself."""
     state = state_of(row)
     return state.stopped_at is None or bool(state.asked)
 
 
 # -- exporting ----------------------------------------------------------------------------------------------------
 def everything(app: Host) -> Others:
-    """Return all that a store has beside runs."""
+    """Return everything that a store has in addition to runs."""
     saved = app.store.saved
     has_items = bool(saved.items("", app.clock.now(), limit=1))
     return Others(list(every_thread(saved)), has_items, app.store.schedules())
 
 
 def named(app: Host, threads: Sequence[str], items: bool, schedules: Sequence[str]) -> Others:
-    """Return what is meant by names."""
+    """Return the named threads, items and schedules."""
     for thread in threads:
         if not app.store.saved.states(thread, limit=1):
             raise Misuse(f"There is no thread {thread!r} in {app.store.url}.")
@@ -88,7 +88,7 @@ def named(app: Host, threads: Sequence[str], items: bool, schedules: Sequence[st
 
 
 def runs_of(app: Host, others: Others) -> list[str]:
-    """Return the runs that belong to threads and schedules: the steps in nodes, and what is under way."""
+    """Return the runs that belong to threads and schedules: the steps in nodes, and unfinished runs."""
     found = [run for row in others.schedules for run in state_of(row).active if app.store.run(run) is not None]
     for thread in others.threads:
         before: tuple[int, str] | None = None
@@ -100,7 +100,7 @@ def runs_of(app: Host, others: Others) -> list[str]:
 
 @asynccontextmanager
 async def taken(app: Host, threads: Sequence[str]) -> AsyncIterator[None]:
-    """Let nobody run threads while they are read."""
+    """Take threads, so that no other process runs them while they are read."""
     epochs: dict[str, int] = {}
     if threads:
         await app.become_worker()
@@ -120,7 +120,7 @@ async def taken(app: Host, threads: Sequence[str]) -> AsyncIterator[None]:
 
 
 def write(app: Host, others: Others, writing: Writing) -> int:
-    """Write all of it, verified, and return how many items there were."""
+    """Write all of it, verified, and return the number of items."""
     saved, count = app.store.saved, 0
     for thread in others.threads:
         dump = dump_thread(saved, thread)
@@ -137,7 +137,7 @@ def write(app: Host, others: Others, writing: Writing) -> int:
 
 
 async def pause(app: Host, schedules: Sequence[ScheduleRow], note: str, by: str) -> None:
-    """Pause schedules that go on elsewhere, unless they have changed since they were read."""
+    """Pause schedules that continue elsewhere, unless they have changed since they were read."""
     for row in schedules:
         if is_going_on(row):
             new = _paused(row, app.clock.now(), note, by)
@@ -152,7 +152,7 @@ def _paused(row: ScheduleRow, at: int, note: str, by: str = "") -> ScheduleRow:
 
 
 def verify_schedule(row: ScheduleRow) -> None:
-    """Raise `Damaged` unless a schedule can be read, and its columns say what its definition and its state do."""
+    """Raise `Damaged` unless a schedule can be read, and its columns agree with its definition and its state."""
     definition, state = definition_of(row), state_of(row)
     if (row.workflow, row.next_at) != (definition.workflow, wake_time(row.name, definition, state)):
         raise Damaged(f"The row of schedule {row.name} tells another story than its definition and its state.")
@@ -160,7 +160,9 @@ def verify_schedule(row: ScheduleRow) -> None:
 
 # -- importing ----------------------------------------------------------------------------------------------------
 def check(app: Host, stream: BinaryIO, *, skip_existing: bool) -> None:
-    """Raise what speaks against anything of a file that is not a run, before anything is written."""
+    """Check everything in a file that is not a run, before anything is written. Raises if something must not be
+    imported.
+    """
     for one in read_others(stream):
         match one:
             case ThreadDump():
@@ -180,7 +182,7 @@ def check(app: Host, stream: BinaryIO, *, skip_existing: bool) -> None:
 
 
 def is_here(app: Host, one: ThreadDump | SavedItem | ScheduleRow) -> bool:
-    """Tell whether there is something of the same name in this store."""
+    """Return True if something of the same name exists in this store."""
     saved = app.store.saved
     match one:
         case ThreadDump():
@@ -208,10 +210,12 @@ async def put(app: Host, one: ThreadDump | SavedItem | ScheduleRow, mode: Mode, 
 
 
 def _arrived(app: Host, row: ScheduleRow, at: int, mode: Mode, copies: bool) -> ScheduleRow:
-    """Return a schedule as it is in the store that it was moved to. A copy is paused: the other one goes on."""
+    """Return a schedule as it is in the store that it was moved to. A copy is paused, because the original
+    continues.
+    """
     new = msgspec.structs.replace(row, revision=0)
     if is_going_on(row) and mode != "hold" and not copies:
-        new = _paused(new, at, "imported from a copy: it goes on where that was exported")
+        new = _paused(new, at, "imported from a copy: it continues where that was exported")
     state = state_of(new)
     state.restores = app.store.restores()
     return changed_row(new, definition_of(new), state, at)
@@ -220,7 +224,7 @@ def _arrived(app: Host, row: ScheduleRow, at: int, mode: Mode, copies: bool) -> 
 PAGE: Final = 500
 NAMED_MAX: Final = 5
 EXPORTED: Final = "exported"
-"""The fact in the hold of a run that goes on elsewhere: the file."""
+"""The fact in the hold of a run that continues elsewhere: the file."""
 Unfinished = Literal["hold", "leave"]
 
 
@@ -230,9 +234,9 @@ class Exported(msgspec.Struct):
     runs: list[str]
     mode: Mode
     unfinished: list[str]
-    """Those that had not ended: held here now, or left to go on here."""
+    """Runs that had not ended: held here now, or left to continue here."""
     left_out: list[str] = []
-    """Those whose secrets are not in the file: they can be looked at where it is imported, and not go on."""
+    """Runs whose secrets are not in the file: they can be inspected where it is imported, but not continue."""
     threads: list[str] = []
     items: int = 0
     schedules: list[str] = []
@@ -243,16 +247,17 @@ class Imported(msgspec.Struct):
 
     runs: list[str] = []
     skipped: list[str] = []
-    """Their ids are here already."""
+    """Runs whose ids exist here already."""
     unfinished: list[str] = []
-    """Those of `runs` that have not ended: they go on here."""
+    """Those of `runs` that have not ended: they continue here."""
     asking: list[str] = []
-    """Those of `unfinished` that ask before they do what must not happen twice: a backup was restored, here or in the
-    store that they come from, and they may have done it already."""
+    """Those of `unfinished` that ask before they do what must not happen twice: a backup was restored, here or in
+    the store that they come from, and they may have done it already.
+    """
     threads: list[str] = []
     items: int = 0
     schedules: list[str] = []
-    """Those that go on where they were exported are paused here."""
+    """Imported schedules. Those that continue where they were exported are paused here."""
 
 
 # -- exporting ----------------------------------------------------------------------------------------------------
@@ -296,7 +301,7 @@ async def export(
 
 
 def _families(app: Host, runs: Sequence[str] | None) -> list[list[RunRow]]:
-    """Return the runs that are meant, grouped by who waits for whom."""
+    """Return the chosen runs, grouped by ties."""
     if runs is None:
         wanted: list[RunRow] = []
         before: tuple[int, str] | None = None
@@ -315,7 +320,7 @@ def _families(app: Host, runs: Sequence[str] | None) -> list[list[RunRow]]:
 
 
 def _family(app: Host, row: RunRow, seen: set[str]) -> list[RunRow]:
-    """Return all runs that are tied to one: parents, children, who follows whom, who waits for whose key."""
+    """Return all runs that are tied to one: parents, children, followers, and runs that wait for a key."""
     family: list[RunRow] = []
     found = [row.id]
     for id in found:
@@ -332,7 +337,7 @@ def _family(app: Host, row: RunRow, seen: set[str]) -> list[RunRow]:
 
 @asynccontextmanager
 async def _claims(app: Host, rows: Sequence[RunRow]) -> AsyncIterator[list[RunRow]]:
-    """Claim runs, so that nobody drives them. What is not held at the end is given back."""
+    """Claim runs, so that no worker drives them. Runs that are not held at the end are given back."""
     claimed: list[RunRow] = []
     if rows:
         await app.become_worker()
@@ -355,21 +360,21 @@ async def _claims(app: Host, rows: Sequence[RunRow]) -> AsyncIterator[list[RunRo
 
 
 async def _hold(app: Host, claimed: Sequence[RunRow], path: str, by: str) -> None:
-    """Put the exported runs on hold. If this is cut off, there is no file, and whoever is held can go on here."""
+    """Put the exported runs on hold. If this is cut off, there is no file, and the held runs can continue here."""
     for row in claimed:
         report = HoldReport(
             "asked",
-            f"exported to {os.path.basename(path)}: it goes on in the store where that file is imported",
+            f"exported to {os.path.basename(path)}: it continues in the store where that file is imported",
             facts={"by": by, EXPORTED: path},
             without=["rollback"],
             consequences={
-                "retry": "go on HERE: only if the file is imported nowhere, or all is done twice",
+                "retry": "continue HERE: only if the file is imported nowhere, or all is done twice",
                 "cancel": "end what is here as cancelled, without its code; what was imported elsewhere is not touched",
             },
         )
         verdict = await app.committer.submit(await app.read(hold_unit, app, row, report))
         if not isinstance(verdict, Accepted):
-            raise RunActive(f"The run {row.id} was taken over by somebody else just now. There is no file.")
+            raise RunActive(f"The run {row.id} was taken over by another process just now. There is no file.")
 
 
 def refuse_existing(path: str) -> None:
@@ -422,7 +427,7 @@ def _write(
 def _refuse_what_has_changed(
     app: Host, family: Sequence[RunRow], dumps: Sequence[RunDump], mode: Mode, claimed: dict[str, int]
 ) -> None:
-    """Raise if a run was deleted since its status was read, or begun again: then it would go on here and elsewhere."""
+    """Raise if a run was deleted since its status was read, or restarted: then it would continue here and elsewhere."""
     for row in family:
         refuse_deleted(app.store, row)
     for row in (dump.row for dump in dumps):
@@ -435,13 +440,13 @@ def _arrival(dump: RunDump, *, doubted: bool) -> Arrival:
 
 
 def _name_file(part: str, path: str) -> None:
-    """Only now is there a file of this name: whoever has it knows that nothing in it is driven here any more."""
+    """Give the file its name only now: its existence proves that nothing in it is driven here any more."""
     try:
         name_new(part, path)
     except FileExistsError:
         raise Misuse(
-            f"{path} was made by somebody else meanwhile, and nothing is ever overwritten. The export is complete: it "
-            f"is {part}. Give it another name."
+            f"{path} was made by another process meanwhile, and nothing is ever overwritten. The export is complete: "
+            f"it is {part}. Give it another name."
         ) from None
     except OSError as error:
         raise Misuse(
@@ -452,7 +457,7 @@ def _name_file(part: str, path: str) -> None:
 
 # -- importing ----------------------------------------------------------------------------------------------------
 async def import_file(app: Host, path: str, *, skip_existing: bool = False, copies: bool = False) -> Imported:
-    """Put the runs of a file into this store, a family in one transaction. All of it is verified before anything is."""
+    """Import the runs of a file, a family in one transaction. The whole file is verified before anything is written."""
     done = Imported()
     with open(path, "rb") as stream:  # noqa: ASYNC230  # read twice, family by family; the app waits for its disk
         header = read_header(stream)
@@ -501,7 +506,7 @@ async def _import_others(app: Host, header: Header, stream: BinaryIO, done: Impo
 
 
 def _refuse(app: Host, header: Header, family: Sequence[RunDump], *, skip_existing: bool, copies: bool) -> None:
-    """Raise what speaks against a family, before anything is written."""
+    """Check a family before anything is written. Raises if it must not be imported."""
     existing = [dump.row.id for dump in family if app.store.run(dump.row.id) is not None]
     if existing and not skip_existing:
         raise IdConflict(
@@ -518,7 +523,7 @@ def _refuse(app: Host, header: Header, family: Sequence[RunDump], *, skip_existi
         if dump.arrivals and note_of(dump).life == app.store.life():
             raise Misuse(
                 f"The run {dump.row.id} comes from a backup of this very store, and has not been asked yet whether it "
-                "lacks anything. Let a worker take it up there, then export it. Nothing was imported."
+                "lacks anything. Let a worker resume it there, then export it. Nothing was imported."
             )
     if header.entropy == app.store.entropy:
         return
@@ -526,7 +531,7 @@ def _refuse(app: Host, header: Header, family: Sequence[RunDump], *, skip_existi
 
 
 def _refuse_without_secrets(family: Sequence[RunDump]) -> None:
-    """A run that lacks outcomes would have to compute them again, so it does not go on, and nothing that needs it."""
+    """Refuse unfinished runs that lack secrets, and those that need them: they would have to compute outcomes again."""
     unfinished, lack = unfinished_of(family), lacking(family)
     if unfinished and lack:
         raise Misuse(
@@ -536,7 +541,9 @@ def _refuse_without_secrets(family: Sequence[RunDump]) -> None:
 
 
 def _refuse_keys_under_way(dumps: Sequence[RunDump], verb: str) -> None:
-    """What a receiver was given for a shared key derives from the store, so elsewhere it would be another action."""
+    """Refuse a shared key in progress: its receiver's key derives from the store, so elsewhere it would be another
+    action.
+    """
     for dump in dumps:
         for one in dump.effects:
             if one.state == "under-way":

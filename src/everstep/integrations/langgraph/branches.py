@@ -1,12 +1,12 @@
-"""Branches of a thread: what a person who goes back in time does anew, and what a lost checkpoint does not.
+"""Branches of a thread: what is done again when a person goes back in time, and what is not when a checkpoint is lost.
 
-A thread that goes on from an older checkpoint runs the same nodes in supersteps of the same numbers again. So where a
-call is also says in which branch: by the checkpoint that the branch leaves, and how many went on from there before. It
+A thread that continues from an older checkpoint runs the same nodes in supersteps of the same numbers again. So the
+place of a call includes its branch: the checkpoint that the branch leaves, and how many branches left it before. It
 does not depend on the ids of the branch's own checkpoints, so it is the same when those are lost.
 
-To go on from a checkpoint that nobody has gone on from is no branch, also if the checkpoint is named. But LangGraph
-copies it then, and the copy has the number of a superstep: those numbers are skipped. A copy is in the branch of what
-it is a copy of; so if another copy of that has gone on, to go on from this one is a branch as well.
+Continuing from a checkpoint that nothing has continued from is no branch, also if the checkpoint is named. But
+LangGraph copies it then, and the copy has the number of a superstep: those numbers are skipped. A copy is in the branch
+of its original; so if another copy of that has continued, continuing from this one is a branch as well.
 """
 
 import threading
@@ -27,23 +27,23 @@ from everstep.integrations.langgraph.states import Body, body_of
 from everstep.integrations.langgraph.threads import Loaded, Threads
 
 KNOWN_MAX: Final = 10_000
-"""The branches of so many checkpoints are remembered."""
+"""The maximum number of checkpoints whose branches are remembered."""
 COPY: Final = "fork"
 CHANGE: Final = "update"
 BY_PERSONS: Final = (COPY, CHANGE)
-"""The sources of checkpoints that a person makes beside others."""
+"""The sources of checkpoints that a person makes, outside of a running graph."""
 
 
 class Standing(NamedTuple):
-    """Where in its thread a checkpoint is, or a graph that runs."""
+    """The place of a checkpoint, or of a running graph, in its thread."""
 
     branch: str = ""
     skipped: int = 0
-    """How many numbers of supersteps stand for copies of checkpoints."""
+    """How many numbers of supersteps belong to copies of checkpoints."""
 
 
 class Running:
-    """A graph that runs here, and where it began."""
+    """A running graph, and where it began."""
 
     def __init__(self, loop: Any, standing: Standing) -> None:
         self._loop = ref(loop)
@@ -51,24 +51,26 @@ class Running:
 
     @property
     def loop(self) -> Any:
-        """LangGraph's, or None if it has ended."""
+        """LangGraph's loop, or None if it has ended."""
         return self._loop()
 
 
 class Branches:
-    """In which branch of its thread each checkpoint is, and each graph that runs."""
+    """The branch of each checkpoint, and of each running graph."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], Standing] = OrderedDict()
         self._leaving: dict[tuple[str, str], Standing] = {}
-        """Where graphs that run here are, if that is not where the checkpoint is that they go on from, by that."""
+        """The places of running graphs by the checkpoint they continue from, where they differ from that
+        checkpoint's place.
+        """
         self._running: dict[str, Running] = {}
         """The graph that runs each thread here, or did last."""
 
     def begin(self, thread: str, loop: Any, found: Loaded | None, *, is_addressed: bool) -> None:
-        """A graph begins to run, from a checkpoint that it was told or from the newest."""
+        """Record that a graph begins to run, from a named checkpoint or from the newest."""
         there = self._running.get(thread)
         if there is not None and there.loop is loop:
             return  # it looks for the newest one as well
@@ -79,9 +81,9 @@ class Branches:
             self._running[thread] = Running(loop, standing)
 
     def _begins(self, thread: str, loop: Any, found: Loaded, is_addressed: bool) -> Standing:
-        """Return where a graph is that goes on from a checkpoint."""
+        """Return the place of a graph that continues from a checkpoint."""
         id, standing = found.row.id, _standing_of(found.body)
-        self._leaving.pop((thread, id), None)  # of a graph that was cut off before it saved anything
+        self._leaving.pop((thread, id), None)  # left by a graph that was cut off before it saved anything
         if not is_addressed or _answers(loop.input):
             return standing
         if (others := self._others(thread, id, "")) or self._is_overtaken(thread, found):
@@ -91,14 +93,14 @@ class Branches:
         return standing
 
     def _is_copied(self, thread: str, found: Loaded) -> bool:
-        """Tell whether LangGraph copies a checkpoint that it is told to go on from: not what a person made last."""
+        """Return True if LangGraph copies a checkpoint to continue from it: not one that a person made last."""
         newest = next(self._threads.rows(thread, "", page=1), None)
         is_newest = newest is None or newest.id == found.row.id
         copied = what_is_copied()
         return (found.body.source not in BY_PERSONS and copied.others) or (not is_newest and copied.older)
 
     def _is_overtaken(self, thread: str, found: Loaded) -> bool:
-        """Tell whether a copy is of a checkpoint from which somebody else has gone on in its branch."""
+        """Return True if a copy's original has been continued by another graph in its branch."""
         if found.body.source != COPY:
             return False
         after = self._after(thread, found.row.parent)
@@ -109,24 +111,24 @@ class Branches:
         return False
 
     def of_call(self, thread: str) -> Standing:
-        """Return where the graph is that a node which is running belongs to."""
+        """Return the place of the graph that a running node belongs to."""
         there = self._running.get(thread)
         return there.standing if there is not None and there.loop is not None else Standing()
 
     def of_state(self, thread: str, id: str, parent: str, source: str) -> Standing:
-        """Return where a checkpoint is that is about to be saved."""
-        # A person's change is made by no graph that runs.
+        """Return the place of a checkpoint that is about to be saved."""
+        # No running graph makes a person's change.
         standing = self._leaving.pop((thread, parent), None) if source != CHANGE else None
         if standing is None:
             standing = self._of(thread, parent)
-            # What a person changes is not what a copy goes on with, however far that came.
+            # A copy does not continue with what a person changes, however far that came.
             if parent and source in BY_PERSONS and (others := self._others(thread, parent, id, with_copies=True)):
                 standing = standing._replace(branch=f"{parent}.{source}.{others}")
         self._note(thread, id, standing)
         return standing
 
     def _of(self, thread: str, id: str) -> Standing:
-        """Return where a checkpoint is that was saved."""
+        """Return the place of a saved checkpoint."""
         if not id:
             return Standing()
         standing = self._known.get((thread, id))
@@ -149,16 +151,16 @@ class Branches:
                 self._known.popitem(last=False)
 
     def _others(self, thread: str, parent: str, id: str, *, with_copies: bool = False) -> int:
-        """Return how many checkpoints other than one go on from another.
+        """Return how many other checkpoints continue from a checkpoint.
 
-        A copy from which nobody has gone on does not count: whoever made it has not come further than the other one.
+        A copy without a successor does not count: it has come no further than its original.
         """
         after = self._after(thread, parent)
         others = [row for row in after.get(parent, ()) if row.id != id]
         return len(others) if with_copies else sum(self._went_on(thread, row, after) for row in others)
 
     def _after(self, thread: str, id: str) -> dict[str, list[SavedState]]:
-        """Return the checkpoints that are newer than one, by those that they go on from."""
+        """Return the checkpoints that are newer than one, by their parents."""
         after: dict[str, list[SavedState]] = {}
         for row in self._threads.rows(thread, ""):
             if row.id <= id:
@@ -167,7 +169,7 @@ class Branches:
         return after
 
     def _went_on(self, thread: str, row: SavedState, after: dict[str, list[SavedState]]) -> bool:
-        """Tell whether a checkpoint is more than a copy, or anybody has come further from there."""
+        """Return True if a checkpoint is more than a copy, or has a successor."""
         body = self._body(thread, row)
         if body is None or body.source != COPY:
             return True
@@ -179,20 +181,20 @@ def _standing_of(body: Body) -> Standing:
 
 
 class Copied(NamedTuple):
-    """Which checkpoints LangGraph copies when it is told to go on from them."""
+    """Which checkpoints LangGraph copies before it continues from them."""
 
     others: bool
     """Those that it has made itself in a superstep."""
     older: bool
-    """Those that a person has made, if there are newer ones."""
+    """Those that a person has made, if newer ones exist."""
 
 
 @cache
 def what_is_copied() -> Copied:
-    """Tell which checkpoints LangGraph copies, in the version that is installed.
+    """Find out which checkpoints the installed version of LangGraph copies.
 
-    It does not say so in any other way; and if it were taken for granted, a version that does not would be given what
-    an earlier superstep came to. So that is looked at, once.
+    No documented property says so; and assuming it would give a version that does not copy the results of an earlier
+    superstep. So it is tried once.
     """
     graph: Any = StateGraph(dict)
     graph.add_node("node", lambda state: state)
@@ -221,5 +223,5 @@ def what_is_copied() -> Copied:
 
 
 def _answers(given: Any) -> bool:
-    """Tell whether a graph was given the answer to an interrupt: that is to go on, wherever it was asked."""
+    """Return True if a graph got the answer to an interrupt: that continues it, wherever it was asked."""
     return isinstance(given, Command) and given.resume is not None

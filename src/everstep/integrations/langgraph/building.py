@@ -1,9 +1,9 @@
-"""Instances of an application's plain data types, put together from stored values without code of their classes.
+"""Instances of an application's plain data types, built from stored values without running code of their classes.
 
-Stored bytes name the class, and whoever can write the database chooses them. So of a class that the application has not
-allowed by name, no constructor, `__post_init__`, `_missing_` or validator is called: it may do anything with what it is
-given. Dataclasses and named tuples are filled field by field, as Everstep's own codec does; an enumeration is looked
-up; and a pydantic model is validated by its own types alone, without the functions that were added to them.
+Stored bytes name the class, and anyone who can write the database chooses them. So for a class that the application has
+not allowed by name, no constructor, `__post_init__`, `_missing_` or validator is called, because it may do anything
+with its arguments. Dataclasses and named tuples are filled field by field, as Everstep's own codec does; an enumeration
+is looked up; and a pydantic model is validated by its own types alone, without the functions that were added to them.
 """
 
 from enum import Enum
@@ -18,44 +18,46 @@ from everstep.adapters import kind_of, private_values
 from everstep.errors import Damaged
 
 FUNCTIONS: Final = frozenset({"function-before", "function-after", "function-wrap"})
-"""The parts of a pydantic schema that call a function around what is checked."""
+"""The parts of a pydantic schema that wrap a check in a function."""
 CALLED_BY: Final[dict[Any, tuple[str, ...]]] = {
     "model": ("custom_init", "post_init"),
     "dataclass": ("post_init",),
     "enum": ("missing",),
 }
-"""What in other parts leads to code of a class."""
+"""Keys of other parts that lead to code of a class."""
 PARTS: Final = frozenset({"choices", "definitions", "fields", "steps"})
-"""The keys of a pydantic schema with several schemas in them. (Those with one end in `schema`.) All else is data."""
+"""The keys of a pydantic schema with several schemas in them. (Keys of a single one end in `schema`.) All else is
+data.
+"""
 
 
 def built(cls: type, given: Any) -> Any:
-    """Return an instance with these fields, or of this value. Raises `Damaged` if it cannot be made like that."""
+    """Return an instance with these fields, or of this value. Raises `Damaged` if it cannot be built like that."""
     try:
         if issubclass(cls, Enum):
             return _member(cls, given)
         if issubclass(cls, BaseModel):
-            # What was valid is not strictly so any more: MessagePack has no tuples.
+            # Values that were valid may fail a strict check: MessagePack has no tuples.
             return _validator(cls).validate_python(given, strict=False)
         if issubclass(cls, OldModel):
             return _old_model(cls, given)
         kind = kind_of(cls)
         if kind is not None:
             return kind.load(given)
-    except Exception as error:  # what is stored need not fit the class
+    except Exception as error:  # stored values may not fit the class
         raise _refusal(cls) from error
     raise _refusal(cls)
 
 
 def validated(cls: type[BaseModel], given: Any) -> BaseModel:
-    """Return a model of a class that is allowed: its own functions are called with what is stored."""
+    """Return a model of an allowed class: its own functions are called with stored values."""
     made: BaseModel = _validator(cls, is_allowed=True).validate_python(given, strict=False)
     return made
 
 
 def _refusal(cls: type) -> Damaged:
     return Damaged(
-        f"A saved {cls.__module__}.{cls.__qualname__} cannot be put together without running code of its class. If "
+        f"A saved {cls.__module__}.{cls.__qualname__} cannot be built without running code of its class. If "
         f"that code may run with what is stored, say allowed=[{cls.__qualname__}]."
     )
 
@@ -78,16 +80,16 @@ def _validator(cls: type[BaseModel], *, is_allowed: bool = False) -> Any:
     if not changes:
         return cls.__pydantic_validator__
     try:
-        return SchemaValidator(schema, _use_prebuilt=False)  # those that were made before have the functions
+        return SchemaValidator(schema, _use_prebuilt=False)  # validators that were made before call the functions
     except TypeError:
-        return SchemaValidator(schema)  # a pydantic that uses none of those
+        return SchemaValidator(schema)  # this pydantic does not reuse validators
 
 
 def _as_saved(schema: Any, changes: list[str], is_allowed: bool, by_alias: bool = False) -> Any:
-    """Return a pydantic schema of what pydantic saves of a type, as it is checked here.
+    """Return a pydantic schema for stored values of a type.
 
-    Unless it is allowed, it calls no function but pydantic's own, and no `__init__` or `model_post_init`. Its fields
-    have the names by which they are saved: their own, unless the model says otherwise (by_alias).
+    Unless the type is allowed, it calls no function but pydantic's own, and no `__init__` or `model_post_init`. Its
+    fields have the names under which they are saved: their own, unless the model says otherwise (by_alias).
     """
     if not isinstance(schema, dict):
         return schema
@@ -115,7 +117,7 @@ def _as_saved(schema: Any, changes: list[str], is_allowed: bool, by_alias: bool 
 
 
 def _part(name: str, part: Any, changes: list[str], is_allowed: bool, by_alias: bool) -> Any:
-    """Return a part of a schema as what is saved of it: a schema or several.
+    """Return a part of a schema for stored values: a schema or several.
 
     Several are in a list, or by the names of fields, or by what tells one choice from another. Such names are an
     application's own: a field may be called like a key of a schema.
@@ -134,7 +136,7 @@ def _is_function(kind: Any) -> bool:
 
 
 def _complete(model: Any) -> Any:
-    """Give a model its private attributes: pydantic does that in `model_post_init`, with the class's own."""
+    """Set a model's private attributes: pydantic does that in `model_post_init`, together with the class's own code."""
     object.__setattr__(model, "__pydantic_private__", private_values(type(model), {}))
     return model
 
@@ -146,7 +148,7 @@ def _is_pydantics(given: Any) -> bool:
 
 
 def _old_model(cls: Any, given: Any) -> Any:
-    """Make a model of pydantic 1, if neither it nor a model within it adds code to its fields."""
+    """Build a model of pydantic 1, if neither it nor a model within it adds code to its fields."""
     seen, models = set(), [cls]
     while models:
         one = models.pop()

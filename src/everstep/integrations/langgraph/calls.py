@@ -2,7 +2,7 @@
 
 LangGraph does not tell a saver where a call of a graph begins and ends. Its loop asks for the checkpoint when it is
 entered, and closes its stack when it is left. A call that fails while its loop is being entered leaves no loop: only
-its run manager is told. And of one that goes with the garbage, nothing is told at all.
+its run manager learns about it. And the end of a call that is garbage-collected is not reported at all.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from everstep.adapters import Ground, Right
 
 FRAMES_MAX: Final = 4
-"""So far up the loop of a graph is looked for."""
+"""The number of frames in which the graph's loop is looked for."""
 
 
 class Asking(NamedTuple):
     """A graph that is just beginning and asks for its checkpoint."""
 
     loop: Any
-    """LangGraph's own."""
+    """LangGraph's loop."""
     on: asyncio.AbstractEventLoop | None
     may_be_left: bool
-    """Whether it is streamed in async code: such a stream is closed only a moment after it was left."""
+    """Whether async code streams it: such a stream is closed only a moment after it was left."""
 
 
 def asking_in(frame: FrameType | None) -> Asking | None:
-    """Return the graph that asks for its checkpoint, or None if something else does."""
+    """Return the graph that asks for its checkpoint, or None if the caller is no graph."""
     for _ in range(FRAMES_MAX):
         if frame is None:
             return None
@@ -43,7 +43,7 @@ def asking_in(frame: FrameType | None) -> Asking | None:
 
 
 def is_called_in(frame: FrameType | None, *names: str) -> bool:
-    """Tell whether one of these functions is among the next callers."""
+    """Return True if one of these functions is among the next callers."""
     for _ in range(FRAMES_MAX):
         if frame is not None and frame.f_code.co_name in names:
             return True
@@ -54,7 +54,7 @@ def is_called_in(frame: FrameType | None, *names: str) -> bool:
 def right_for(ground: Ground, thread: str, asking: Asking) -> Right:
     """Return the right to run a thread, for a call to take. It is given back however the call ends.
 
-    All that notices the end is prepared before the right is taken: a call may be cut off at any moment.
+    Everything that notices the end is prepared before the right is taken: a call may be cut off at any moment.
     """
     loop = asking.loop
     right = Right(thread, loop, asking.on, may_be_left=asking.may_be_left)
@@ -63,7 +63,7 @@ def right_for(ground: Ground, thread: str, asking: Asking) -> Right:
 
     def end(kind: type[BaseException] | None, *_: Any) -> None:
         if gone.detach() is not None:
-            # A stream that was left is closed wherever the garbage is collected, also where locks are held.
+            # An abandoned stream is closed wherever the garbage is collected, also while locks are held.
             (ground.free_later if kind is GeneratorExit else ground.free)(right)
 
     async def end_soon(*_: Any) -> None:
@@ -82,12 +82,12 @@ def right_for(ground: Ground, thread: str, asking: Asking) -> Right:
         loop.stack.push(end)
         handler = _Failed(end)
     if (manager := getattr(loop, "manager", None)) is not None:
-        manager.handlers = [handler, *manager.handlers]  # a list of its own: the other one is shared
+        manager.handlers = [handler, *manager.handlers]  # a new list, because the other one is shared
     return right
 
 
 class _Failed(BaseCallbackHandler):
-    """Is told by LangGraph that a call has failed, also before its loop was entered."""
+    """A callback for LangGraph that receives the failure of a call, also before its loop was entered."""
 
     run_inline = True
 

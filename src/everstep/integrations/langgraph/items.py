@@ -33,7 +33,7 @@ from everstep.integrations.langgraph.serde import Allowed, StrictSerializer
 PAGE: Final = 500
 SECOND: Final = 1_000_000
 TTL_MINUTES_MAX: Final = 10**10
-"""What a database has room for: some 20,000 years."""
+"""The largest number of minutes that a database can store: some 20,000 years."""
 Vectors = dict[str, list[float]]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -45,7 +45,7 @@ def _numbers(compare: Callable[[float, float], bool]) -> Callable[[Any, Any], bo
         try:
             number = float(value)
         except (TypeError, ValueError):
-            return False  # an item that has no number there is not what was looked for
+            return False  # an item without a number there does not match
         return compare(number, float(wanted))
 
     return are_so
@@ -64,11 +64,10 @@ COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 class EverstepStore(BaseStore):
     """LangGraph's store on SQLite or PostgreSQL.
 
-    url: as for `everstep.open`; an app that `with everstep.open() as app:` gave; or an `EverstepSaver`, to share its.
-    index: how to search by meaning, as LangGraph's stores take it. All items below the namespace are compared.
-    ttl: how long items live, as LangGraph's stores take it. Whoever puts something also sweeps what has expired.
-    allowed: as for `EverstepSaver`.
-    options: as for `everstep.open`.
+    url: as for `everstep.open`; an app from `with everstep.open() as app:`; or an `EverstepSaver`, to share its store.
+    index: how to search by meaning, as LangGraph's stores take it. All items below the namespace are compared. ttl: how
+    long items live, as LangGraph's stores take it. Each put also deletes expired items. allowed: as for
+    `EverstepSaver`. options: as for `everstep.open`.
     """
 
     supports_ttl = True
@@ -119,7 +118,7 @@ class EverstepStore(BaseStore):
 
     # -- operations -----------------------------------------------------------------------------------------------
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Do operations: what is asked for is as it was before what is put. It is durable on return."""
+        """Do operations. Reads see the state before the puts. Everything is durable on return."""
         results: list[Result] = []
         puts: dict[tuple[str, str], PutOp] = {}
         seen: list[tuple[str, str, int]] = []
@@ -212,7 +211,7 @@ class EverstepStore(BaseStore):
 
     # -- meaning --------------------------------------------------------------------------------------------------
     def _embedded(self, puts: dict[tuple[str, str], PutOp]) -> dict[tuple[str, str], Vectors]:
-        """Return the vectors of what is put, by place and path."""
+        """Return the vectors of the new values, by place and path."""
         if self._embeddings is None:
             return {}
         texts: list[tuple[tuple[str, str], str, str]] = []

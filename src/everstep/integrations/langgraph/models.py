@@ -1,4 +1,4 @@
-"""Calls of a model as steps: an answer that was recorded is not asked for, and not paid for, again."""
+"""Calls of a model as steps: a recorded answer is not requested, and not paid for, again."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from everstep.adapters import CURRENT, digest_of
 from everstep.testing import ledger
 
 MADE_ANEW: Final = ("id", "response_metadata", "usage_metadata")
-"""What of a message does not count: it is made anew each time."""
+"""The fields of a message that do not count, because they are new each time."""
 
 
 class Asking:
-    """A question to a model. It is kept as a digest: a conversation that grows is stored once, by the graph."""
+    """A question to a model. It is stored as a digest: the graph stores a growing conversation once."""
 
     def __init__(self, model: Any, messages: Sequence[Any], options: dict[str, Any]) -> None:
         self._model = model
@@ -29,7 +29,7 @@ class Asking:
         options = [(name, _plain_or_nothing(value)) for name, value in sorted(self._options.items())]
         return digest_of(msgspec.json.encode([asked, options], enc_hook=repr)).hex()
 
-    # An estimate of what it costs makes its answer durable before anything is done with it.
+    # With an estimate of its cost, its answer is durable before anything is done with it.
     @everstep.step(name="ask_model", effect="read", cost={"tokens": 1})
     def ask(self, asked: str) -> dict[str, Any]:
         """Ask, and return the answer."""
@@ -46,12 +46,12 @@ class Asking:
 
 
 def _crash_test() -> str:
-    """Return where a crash test counts the calls, if this is one."""
+    """Return where a crash test counts the calls; empty outside of one."""
     return ledger.offered() if CURRENT.get() is not None else ""
 
 
 def _charged(answer: BaseMessage) -> dict[str, Any]:
-    """Count what the model says that it has used, and return its answer as it is stored."""
+    """Charge what the model says that it has used, and return its answer in its stored form."""
     usage = getattr(answer, "usage_metadata", None)
     if usage and CURRENT.get() is not None:
         everstep.charge(tokens=int(usage["total_tokens"]))
@@ -63,7 +63,7 @@ def _that_counts(message: BaseMessage) -> dict[str, Any]:
 
 
 def _plain_or_nothing(value: Any) -> Any:
-    """Return the value of an option, or None if another process could not tell that it is the same: an object."""
+    """Return the value of an option, or None for an object, which another process could not compare."""
     try:
         return msgspec.Raw(msgspec.json.encode(value, order="deterministic"))
     except (TypeError, ValueError, RecursionError):

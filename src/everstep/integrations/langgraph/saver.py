@@ -37,7 +37,7 @@ CHANGES: Final = ("bulk_update_state", "abulk_update_state")
 """LangGraph's functions by which a person changes a state."""
 RANDOM_BITS: Final = 32
 KEEP_EACH: Final = 20
-"""With `keep`: at least so many checkpoints come before old ones go."""
+"""With `keep`: the minimum number of new checkpoints before old ones are deleted."""
 
 
 class EverstepSaver(BaseCheckpointSaver[Any]):
@@ -46,13 +46,13 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
     url: as for `everstep.open`; or an app that `with everstep.open() as app:` gave.
     allowed: types that stored values may be of, beside those that LangGraph holds for safe and plain data types of
         loaded modules: classes, or their modules and names.
-    serde: another serializer. With LangGraph's own ones whoever can write the database may execute code.
+    serde: another serializer. With LangGraph's own ones an attacker who can write the database can execute code.
     keep: how many checkpoints of each namespace stay; older ones go as new ones come. Default: all.
     options: as for `everstep.open`.
     """
 
     records_steps: Final = True
-    """Steps that a node calls are recorded. (Another checkpointer does not have this name.)"""
+    """Marks a saver under which steps called by a node are recorded. (Other checkpointers have no such attribute.)"""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         await self.aclose()
 
     def get_next_version(self, current: int | str | None, channel: None) -> int | str:
-        """Return a version after another: no two forks of a thread have the same.
+        """Return a version after another one, unique among the forks of a thread.
 
-        They have the form that LangGraph's own checkpointers give them, so threads that come from those go on; after a
-        number, which others give, comes a number.
+        They have the form that LangGraph's own checkpointers give them, so threads that come from those continue; after
+        a number, which others give, comes a number.
         """
         chance = self.ground.random_bits(RANDOM_BITS)
         if isinstance(current, int):
@@ -124,7 +124,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         return self._put(place, config, checkpoint, metadata, new_versions)
 
     def _refuse_change(self, thread: str, frame: FrameType | None) -> None:
-        """Refuse what a person changes beside a graph that runs. A node may do so: it is part of that."""
+        """Refuse a person's change while a graph runs. A node may make one: it is part of that graph."""
         if self.ground.is_run(thread) and is_called_in(frame, *CHANGES) and not _is_in_node(thread):
             self.ground.refuse_if_run(thread)
 
@@ -165,7 +165,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save what a task wrote, before the checkpoint that has it. It is durable on return."""
+        """Save what a task wrote, before the checkpoint that includes it. It is durable on return."""
         thread, namespace = _thread_of(config)
         place = (thread, namespace, config["configurable"]["checkpoint_id"])
         dump = self.serde.dumps_typed
@@ -174,7 +174,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
 
     # -- finding --------------------------------------------------------------------------------------------------
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return a checkpoint by its id, or the newest one that is sound."""
+        """Return a checkpoint by its id, or the newest undamaged one."""
         asking = asking_in(sys._getframe(1))
         return self._get(config, asking, self._right_for(config, asking))
 
@@ -191,18 +191,18 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         return self._tuple(thread, found) if found is not None else None
 
     def _note_place(self, config: RunnableConfig) -> None:
-        """A graph begins to run in a node."""
+        """Record that a graph begins to run in a node."""
         thread = _thread_of(config)[0]
         self.places.note(thread, config, self.branches.of_call(thread))
 
     def _right_for(self, config: RunnableConfig, asking: Asking | None) -> Right | None:
-        """Return the right that a graph which begins to run has to take: no other call may run its thread meanwhile."""
+        """Return the right that a starting graph has to take: no other call may run its thread meanwhile."""
         if asking is None or asking.loop.is_nested:
             return None
         _refuse_in_workflow()
         thread = _thread_of(config)[0]
         if self.ground.is_run(thread, by=asking.loop):
-            return None  # it asks once more
+            return None  # the graph asks once more
         return right_for(self.ground, thread, asking)
 
     def _tuple(self, thread: str, found: Loaded, writes: Sequence[Any] | None = None) -> CheckpointTuple:
@@ -227,9 +227,9 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Give checkpoints, the newest first. The thread may be written to meanwhile."""
+        """Give checkpoints, the newest first. Other processes may write to the thread meanwhile."""
         if config is not None and before is not None and asking_in(sys._getframe(1)) is not None:
-            self._note_place(config)  # in time travel a graph in a node asks for its checkpoint in this way
+            self._note_place(config)  # in time travel a graph in a node gets its checkpoint by this call
         if limit is not None and limit <= 0:
             return
         namespace = config["configurable"].get("checkpoint_ns") if config is not None else None
@@ -281,16 +281,17 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         return {channel: _history(collected[channel], channel, seeds) for channel in channels}
 
     # -- forgetting and copying -----------------------------------------------------------------------------------
-    # What another process may not do while a graph runs, another call here may not either.
+    # What another process may not do while a graph runs, another call here may not do either.
     def delete_thread(self, thread_id: str) -> None:
-        """Delete all that a thread has."""
+        """Delete the whole content of a thread."""
         self.ground.refuse_if_run(str(thread_id))
         self.threads.forget_thread(str(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints that runs of LangGraph have made, with what was written in them.
+        """Delete the checkpoints that runs of LangGraph have made, with their writes.
 
-        Those that delta channels of other checkpoints are made from are only hidden, and go with the last of these.
+        Those that delta channels of other checkpoints are made from are only hidden, and deleted with the last of
+        these.
         """
         states: dict[str, list[tuple[str, str]]] = {}
         for thread, namespace, id in self.ground.saved.of_origins([str(one) for one in run_ids]):
@@ -301,12 +302,12 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
             self._forget(thread, gone)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Let a thread have all that another one has."""
+        """Copy the whole content of a thread to another one."""
         self.ground.refuse_if_run(str(target_thread_id))
         self.threads.copy(str(source_thread_id), str(target_thread_id))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Forget what is old: all but the latest checkpoint of each namespace and what that needs, or everything."""
+        """Delete old checkpoints: all but the latest of each namespace and what that needs, or everything."""
         if strategy not in ("keep_latest", "delete"):
             raise Misuse(f'strategy={strategy!r}: it is "keep_latest" or "delete".')
         for thread in map(str, thread_ids):
@@ -317,10 +318,10 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
                 self._keep_newest(thread, 1)
 
     def forget_threads(self, older_than: float) -> Sequence[str]:
-        """Delete the threads that were neither changed nor run for so many seconds, and return their ids.
+        """Delete the threads that were neither changed nor run for this many seconds, and return their ids.
 
-        Those that are run just now stay, and those that are used while this looks for old ones. What their steps came
-        to goes with the retention of runs (`everstep gc`), which leaves that of other threads.
+        Running threads stay, and those that are used meanwhile. The outcomes of their steps are deleted by the
+        retention of runs (`everstep gc`), which leaves those of other threads.
         """
         until = self.ground.now() - round(older_than * 1_000_000)
         gone: list[str] = []
@@ -335,14 +336,14 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         return gone
 
     def _keep_newest(self, thread: str, count: int) -> None:
-        """Forget all states but the newest of each namespace, and those that their delta channels are made from."""
+        """Delete all states but the newest of each namespace, and those that their delta channels are made from."""
         rows: dict[str, list[SavedState]] = {}
         for row in self.threads.rows(thread, None):
             rows.setdefault(row.namespace, []).append(row)
         self._forget(thread, [(row.namespace, row.id) for there in rows.values() for row in there[count:]])
 
     def _forget(self, thread: str, gone: Sequence[tuple[str, str]]) -> None:
-        """Forget states: those that others are made from are hidden, until they are not needed any more."""
+        """Delete states. Those that others are made from are hidden, until they are no longer needed."""
         rows = {(row.namespace, row.id): row for row in self.threads.rows(thread, None, hidden=True)}
         unwanted = {place for place, row in rows.items() if row.origin == HIDDEN}.union(gone)
         needed: set[tuple[str, str]] = set()
@@ -447,7 +448,7 @@ def _refuse_in_workflow() -> None:
 
 
 def _is_in_node(thread: str) -> bool:
-    """Tell whether this is called in a node of a graph that runs a thread."""
+    """Return True if this is called in a node of a graph that runs a thread."""
     config = var_child_runnable_config.get()
     configurable: Any = config.get("configurable") or {} if config is not None else {}
     return SCRATCHPAD in configurable and str(configurable.get("thread_id")) == thread

@@ -1,9 +1,9 @@
 """Values to bytes and back, by LangGraph's own serializer in its strict mode: stored bytes never become code.
 
-LangGraph lets stored bytes name any callable unless it is told otherwise. Here they may name what LangGraph itself
-holds for safe, what the application allows, and plain data types of modules that are loaded already: dataclasses,
-pydantic models, enums and named tuples. Nothing is imported, nothing else is called, and of such a type no code is run
-either: see `building`.
+LangGraph lets stored bytes name any callable unless it is configured otherwise. Here they may name what LangGraph
+itself considers safe, what the application allows, and plain data types of modules that are loaded already:
+dataclasses, pydantic models, enums and named tuples. Nothing is imported, nothing else is called, and of such a type no
+code is run either: see `building`.
 """
 
 import dataclasses
@@ -33,13 +33,13 @@ CONSTRUCTORS = frozenset(
         *MODELS,
     }
 )
-"""The extensions of MessagePack by which LangGraph writes instances: module, name, and what the type is called with."""
+"""The extensions of MessagePack by which LangGraph writes instances: module, name, and the arguments of the type."""
 KINDS = frozenset({"null", "bytes", "bytearray", "msgpack"})
-"""What is written. Bytes that claim to be of another kind are not read."""
+"""The kinds that are written. Bytes that claim another kind are not read."""
 
 
 def plain_data(module: Any, name: Any) -> type | None:
-    """Return a plain data type of a module that is loaded."""
+    """Return a plain data type of a loaded module, or None."""
     if not isinstance(module, str) or not isinstance(name, str):
         return None
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
@@ -50,7 +50,7 @@ def plain_data(module: Any, name: Any) -> type | None:
 
 
 class StrictSerializer(JsonPlusSerializer):
-    """LangGraph's serializer, for bytes that somebody else may have written."""
+    """LangGraph's serializer, for bytes that an attacker may have written."""
 
     def __init__(self, allowed: Iterable[tuple[str, ...] | type] = ()) -> None:
         self._types: set[tuple[str, ...]] = jsonplus._normalize_module_keys(tuple(allowed))
@@ -62,9 +62,9 @@ class StrictSerializer(JsonPlusSerializer):
         self._by_langgraph = jsonplus._create_msgpack_ext_hook(self._types)
 
     def _extension(self, code: int, data: bytes) -> Any:
-        """Return a value that MessagePack itself does not have: by LangGraph, unless it is of a type of loaded modules.
+        """Return a value that MessagePack itself does not have: by LangGraph, unless its type is of a loaded module.
 
-        LangGraph reads what is within a value by its own hook, so what it calls is called here.
+        LangGraph reads nested values by its own hook, so what it calls is called here.
         """
         if code not in CONSTRUCTORS and code != jsonplus.EXT_DELTA_SNAPSHOT:
             return self._by_langgraph(code, data)
@@ -78,7 +78,7 @@ class StrictSerializer(JsonPlusSerializer):
             try:
                 return built(cls, given)
             except Damaged as damage:
-                self._found.damage = damage  # `ormsgpack` only says that there was an error
+                self._found.damage = damage  # `ormsgpack` only reports that there was an error
                 raise
         if code in MODELS and _is_lost(module, name):
             return given  # a model of pydantic that is defined in a function: the schema of its graph makes it again
@@ -86,7 +86,7 @@ class StrictSerializer(JsonPlusSerializer):
         raise self._found.damage
 
     def with_msgpack_allowlist(self, extra_allowlist: Iterable[tuple[str, ...] | type]) -> "StrictSerializer":
-        """Return one that also allows these."""
+        """Return a serializer that also allows these."""
         return StrictSerializer([*self._types, *extra_allowlist])
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
@@ -101,7 +101,7 @@ class StrictSerializer(JsonPlusSerializer):
 
 
 def _called(code: int, module: str, name: str, given: Any) -> Any:
-    """Call a type that may be called, as LangGraph does: with one value, several or named ones."""
+    """Call an allowed type, as LangGraph does: with one value, several or named ones."""
     if (module, name) == ("langgraph.types", "Send"):
         return jsonplus._send_from_args(given)
     called = getattr(importlib.import_module(module), name)
@@ -120,19 +120,19 @@ def _called(code: int, module: str, name: str, given: Any) -> Any:
 
 
 def _is_lost(module: Any, name: Any) -> bool:
-    """Tell whether a module that is loaded has no such name."""
+    """Return True if a loaded module has no such name."""
     return module in sys.modules and name not in vars(sys.modules[module])
 
 
 def _not_read(module: Any, name: Any) -> NotDecodable:
-    """Return what is raised for a type that LangGraph would replace by a plain value, with a line in the log."""
+    """Return the error for a type that LangGraph would replace by a plain value, and log it."""
     known = f"{module}.{name}"[:200]
     if module not in sys.modules:
         why = f"The module {str(module)[:200]} is not imported, and stored bytes import nothing: import it first"
     elif _is_lost(module, name):
         why = f"The module {str(module)[:200]} has no such name: define it there, at the top, and not in a function"
     else:
-        why = "It is no plain data type: dataclass, pydantic model, enum or named tuple"
+        why = "It is not a plain data type (dataclass, pydantic model, enum or named tuple)"
     return NotDecodable(
         f"A saved value is of type {known}. {why}, or allow it: allowed=[({module!r}, {name!r})].", known
     )

@@ -1,8 +1,8 @@
-"""States as they are stored: what is in a row, where its values are, and the digests that make damage visible.
+"""States as they are stored: the content of a row, the places of its values, and the digests that reveal damage.
 
-The row of a state has LangGraph's checkpoint without its values, and for each channel where its value is: in the row
-itself if it is small, else in parts. A list that has grown at its end is stored as what was appended: the bytes of a
-MessagePack array are a header and then its elements, so those of the longer list begin with those of the shorter.
+The row of a state has LangGraph's checkpoint without its values, and for each channel the place of its value: in the
+row itself if it is small, else in parts. A list that has grown at its end is stored as what was appended: the bytes of
+a MessagePack array are a header and then its elements, so those of the longer list begin with those of the shorter.
 """
 
 from collections import OrderedDict
@@ -12,19 +12,19 @@ from typing import Any, Final
 from everstep.adapters import Body, body_of
 
 __all__ = ["Body", "body_of"]
-"""What others import from here although it stands elsewhere."""
+"""Names that other modules import from here, although they are defined elsewhere."""
 
 INLINE_BYTES_MAX: Final = 64
-"""A value that is no larger is in the row of each state that has it."""
+"""The maximum size of a value that is stored in the row of each state that has it."""
 
 
 def is_array(data: bytes) -> bool:
-    """Tell whether the bytes of a value are a MessagePack array."""
+    """Return True if the bytes of a value are a MessagePack array."""
     return 0x90 <= data[0] <= 0x9F or data[0] in (0xDC, 0xDD)
 
 
 def elements(data: bytes) -> tuple[int, int]:
-    """Return how many elements a MessagePack array has, and where the first of them begins."""
+    """Return the number of elements of a MessagePack array, and where the first of them begins."""
     first = data[0]
     if 0x90 <= first <= 0x9F:
         return first & 0x0F, 1
@@ -35,7 +35,7 @@ def elements(data: bytes) -> tuple[int, int]:
 
 
 def array(count: int, elements_: bytes) -> bytes:
-    """Return a MessagePack array of so many elements."""
+    """Return a MessagePack array with this number of elements."""
     if count < 16:
         return bytes([0x90 | count]) + elements_
     if count < 65536:
@@ -44,7 +44,7 @@ def array(count: int, elements_: bytes) -> bytes:
 
 
 class Recent:
-    """What was used last, up to a number of bytes: of a value that grows, what it was before."""
+    """A cache of recent values, up to a number of bytes: for a value that grows, its last form."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -53,7 +53,7 @@ class Recent:
         self._lock = Lock()
 
     def get(self, key: Any) -> Any:
-        """Return it, or None."""
+        """Return a cached value, or None."""
         with self._lock:
             if key not in self._values:
                 return None
@@ -61,7 +61,7 @@ class Recent:
             return self._values[key][0]
 
     def put(self, key: Any, value: Any, size: int) -> None:
-        """Keep it for a while."""
+        """Cache a value."""
         with self._lock:
             if key in self._values:
                 self._bytes -= self._values.pop(key)[1]
@@ -71,7 +71,7 @@ class Recent:
                 self._bytes -= self._values.popitem(last=False)[1][1]
 
     def drop(self, key: Any) -> None:
-        """It is of no use any more."""
+        """Drop a value that is no longer useful."""
         with self._lock:
             if key in self._values:
                 self._bytes -= self._values.pop(key)[1]

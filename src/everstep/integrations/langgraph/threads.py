@@ -39,7 +39,7 @@ RECENT_BYTES_MAX: Final = 64 * 2**20
 RECENT_REFS_BYTES_MAX: Final = 8 * 2**20
 
 HIDDEN: Final = "\0hidden"
-"""The origin of a state that was deleted while others were made from it: nobody finds it any more."""
+"""The origin of a state that was deleted while others were made from it: no read returns it any more."""
 
 Place = tuple[str, str, str]
 """A state: its thread, namespace and id."""
@@ -47,7 +47,7 @@ Dump = Callable[[Any], tuple[str, bytes]]
 
 
 class Loaded:
-    """A state as it was found, with the values that LangGraph asks for."""
+    """A state that was found, with the values that LangGraph asks for."""
 
     def __init__(self, row: SavedState, body: Body, values: dict[str, tuple[str, bytes]]) -> None:
         self.row = row
@@ -56,7 +56,7 @@ class Loaded:
 
 
 class Threads:
-    """What the savers on one ground share: the store, and what was seen there last."""
+    """What the savers of one store share: the store, and recently seen values."""
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
@@ -65,7 +65,9 @@ class Threads:
 
     # -- saving ---------------------------------------------------------------------------------------------------
     def change(self, thread: str, linger_seconds: float = 0.0, at: int = 0, **changes: Any) -> bool:
-        """Write to a thread; False if a series of parts went on otherwise, or it has changed. Raises `ThreadActive`."""
+        """Write to a thread; False if a series of parts continued differently, or the thread changed. Raises
+        `ThreadActive`.
+        """
         ground = self.ground
         epoch, why = ground.epoch_of(thread), "fenced"
         while why == "fenced":
@@ -74,7 +76,7 @@ class Threads:
             why = getattr(verdict, "why", "")
             if why == "fenced":
                 before, epoch = epoch, ground.epoch_of(thread)
-                if epoch == before:  # else another call here began or ended to run the thread meanwhile
+                if epoch == before:  # otherwise another call here began or ended running the thread meanwhile
                     break
         if why in ("fenced", "taken"):
             raise ground.active(thread, verdict)  # type: ignore[arg-type]  # it is a refusal
@@ -94,7 +96,7 @@ class Threads:
         standing: "tuple[str, int]" = ("", 0),
         source: str = "",
     ) -> None:
-        """Save a state: of its values only those that are new."""
+        """Save a state, and those of its values that are new."""
         thread, namespace, id = place
         before = self._refs_of((thread, namespace, parent)) if parent else {}
         for is_first in (True, False):
@@ -121,7 +123,7 @@ class Threads:
                 for key, data in grown:
                     self._values.put(key, data, len(data))
                 return
-            before = {}  # somebody else went on from the same value: this state gets values of its own
+            before = {}  # another state continued the same value: this one gets separate values
         raise Damaged(f"The thread {thread!r} has parts of values that are not its own.")
 
     def _stored(
@@ -135,7 +137,7 @@ class Threads:
         parts: list[SavedPart],
         grown: list[tuple[Any, bytes]],
     ) -> Ref:
-        """Return where a value is that is not in the row itself, after adding what has to be stored for it."""
+        """Return the place of a value outside the row itself, after adding the parts that it needs."""
         _, namespace, channel = whose
         if kind != "msgpack" or not is_array(data):
             start = first_digest(namespace, channel, old.series) if old is not None and old.length == WHOLE else b""
@@ -160,7 +162,7 @@ class Threads:
         return ref
 
     def _bytes_before(self, whose: Place, ref: Ref | None) -> bytes | None:
-        """Return the elements of a list as they were, or None if there was no list."""
+        """Return the elements of a list before its growth, or None if there was no list."""
         if ref is None or ref.inline is not None or ref.length == WHOLE:
             return None
         try:
@@ -195,11 +197,11 @@ class Threads:
         return known
 
     def write(self, place: Place, call: str, path: str, writes: Sequence[tuple[int, str, tuple[str, bytes]]]) -> None:
-        """Save what a call came to: at a place below 0 the last one stays, at others the first."""
+        """Save the results of a call: at a place below 0 the last one stays, at others the first."""
         thread, namespace, state = place
         rows = [write_row(thread, namespace, state, call, at, path, channel, value) for at, channel, value in writes]
         first, last = [row for row in rows if row.place >= 0], [row for row in rows if row.place < 0]
-        # Soon after what its nodes wrote, LangGraph saves the state that has it: they share a commit.
+        # LangGraph saves the state soon after what its nodes wrote: they share a commit.
         self.change(thread, LINGER_SECONDS, writes=first, rewrites=last)
 
     # -- loading --------------------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class Threads:
         return Loaded(row, body, values)
 
     def find(self, thread: str, namespace: str, id: str) -> Loaded | None:
-        """Return a state by its id, or without one the newest that is sound."""
+        """Return a state by its id, or without one the newest undamaged one."""
         if id:
             row = self.ground.saved.state(thread, namespace, id)
             return self.load(thread, row) if row is not None and row.origin != HIDDEN else None
@@ -231,9 +233,9 @@ class Threads:
     def rows(
         self, thread: str, namespace: str | None, before: str = "", page: int = PAGE, *, hidden: bool = False
     ) -> Iterator[SavedState]:
-        """Give the states of a thread, the newest first; also those that were deleted and are still needed, if wanted.
+        """Give the states of a thread, the newest first; with `hidden` also deleted ones that are still needed.
 
-        Others may write meanwhile.
+        Other processes may write meanwhile.
         """
         last = (before, "") if before else None
         while rows := self.ground.saved.states(thread, namespace, last, page):
@@ -251,9 +253,10 @@ class Threads:
             last = found[-1]
 
     def writes(self, thread: str, namespace: str, states: Sequence[str], *, strict: bool = False) -> list[SavedWrite]:
-        """Return the writes of states that are sound.
+        """Return the undamaged writes of states.
 
-        Of a call with a damaged write all go: it is made again, which is better than to believe a half of it.
+        If one write of a call is damaged, all of its writes are left out: repeating the call is better than believing
+        half of it.
         """
         rows = self.ground.saved.writes(thread, namespace, states)
         damaged: set[tuple[str, str]] = set()
@@ -263,17 +266,19 @@ class Threads:
             except Damaged as error:
                 if strict:
                     raise
-                log.error("%s What that call wrote is passed over.", error)
+                log.error("%s The writes of that call are ignored.", error)
                 damaged.add((row.state, row.call))
         return [row for row in rows if (row.state, row.call) not in damaged] if damaged else rows
 
     def value(self, thread: str, row: SavedWrite, serde: SerializerProtocol) -> Any:
-        """Return what was written."""
+        """Return a written value."""
         return serde.loads_typed(value_of_write(thread, row))
 
     # -- forgetting and copying -----------------------------------------------------------------------------------
     def forget_thread(self, thread: str, unchanged_since: int | None = None) -> bool:
-        """Delete all that a thread has, unless it was changed or run since a time. Tell whether it was deleted."""
+        """Delete the whole content of a thread, unless it was changed or run since a time. Returns True if it was
+        deleted.
+        """
         return self.change(thread, everything=True, unchanged_since=unchanged_since)
 
     def forget_states(self, thread: str, states: Sequence[tuple[str, str]], hidden: Sequence[SavedState] = ()) -> None:
@@ -295,7 +300,7 @@ class Threads:
         self.change(thread, forgotten=list(states), unneeded=unneeded, states=hidden)
 
     def copy(self, source: str, target: str) -> None:
-        """Let a thread have all that another one has, in the place of what it had."""
+        """Replace a thread's content by a copy of another thread's."""
         states = list(self.rows(source, None, hidden=True))
         for row in states:
             body_of(source, row)

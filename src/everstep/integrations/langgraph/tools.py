@@ -1,9 +1,8 @@
 """Steps as tools of LangChain: a model calls them through `ToolNode` or an agent, and each call is recorded.
 
 The place of a call is the id that the model gave it, once the checkpoint with the model's answer is durable. With
-`durability="exit"` it never is while the graph runs, and another answer would have other ids: there it is what is
-called with which arguments, in which superstep. An outcome that is in doubt is never told to the model: the graph is
-interrupted, for a person.
+`durability="exit"` it never is while the graph runs, and another answer would have other ids: there the place is the
+tool, its arguments and the superstep. The model never sees an outcome in doubt: the graph is interrupted, for a person.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from everstep.integrations.langgraph.questions import QUESTIONS, plain
 DURABILITY: Final = "__pregel_durability"
 CALL_ID: Final = "tool_call_id"
 SAVED_SECONDS_MAX: Final = 30.0
-"""So long a call waits for the checkpoint that asks for it."""
+"""How long a call waits for the checkpoint that asks for it, in seconds."""
 PAUSE_SECONDS: Final = 0.001
 
 
@@ -50,7 +49,7 @@ def _tool(given: Any) -> BaseTool:
 
 
 class RefusedByPerson(ToolException):
-    """A person has refused a call. The model is told so, whatever else a graph does about errors of tools."""
+    """A person has refused a call. The model receives that, however the graph handles errors of tools."""
 
 
 def _told(error: ToolException) -> str:
@@ -60,7 +59,7 @@ def _told(error: ToolException) -> str:
 
 
 def _with_signature(call: Callable[..., Any], step: Any) -> Callable[..., Any]:
-    """Let LangChain see the parameters of a step, and one more: the id of the call."""
+    """Show LangChain the parameters of a step, and one more: the id of the call."""
     own = inspect.signature(step.function)
     if CALL_ID in own.parameters:
         raise Misuse(f"{step.name} has a parameter {CALL_ID!r}: the adapter needs that name.")
@@ -107,7 +106,7 @@ def _async_call(step: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
 
 
 def _tell_person(step: Any, held: RunHeld) -> None:
-    """Interrupt the graph: a person has to say what became of a step."""
+    """Interrupt the graph, because a person has to say whether a step happened."""
     interrupt({"held": step.name, "reason": held.reason, "what_to_do": str(held)})
 
 
@@ -137,11 +136,11 @@ class ToolCall:
             self._id = f"{arguments} {number}"
 
     async def soon(self, function: Callable[[], Any]) -> Any:
-        """Call what uses the store, on a thread."""
+        """Run a function that uses the store, on a thread."""
         return await self._saver.ground.soon(function)
 
     def is_saved(self) -> bool:
-        """Tell whether the checkpoint that asks for this call is durable."""
+        """Return True if the checkpoint that asks for this call is durable."""
         configurable = self._config["configurable"]
         metadata = self._config.get("metadata") or {}
         namespace = graph_of(str(metadata.get("langgraph_checkpoint_ns", "")), metadata)
@@ -157,7 +156,7 @@ class ToolCall:
         return False
 
     def ask_person(self) -> None:
-        """Let a person approve just these arguments, if the tool wants that."""
+        """Ask a person to approve exactly these arguments, if the tool requires that."""
         needs = getattr(self._step, "needs_approval", None)
         if needs is not None and needs((), self._kwargs):
             try:
@@ -166,34 +165,34 @@ class ToolCall:
                 raise RefusedByPerson(str(refused)) from refused
 
     def _approval(self) -> str:
-        """Return the name of the question. A model may give any id: none is the name of a step and a number."""
+        """Return the name of the question. No id that a model may give looks like a step's name and a number."""
         is_ours = self._config["configurable"].get(DURABILITY) == "exit"
         return f"approval {self._id}" if is_ours or " " not in self._id else f"approval {self._id!r}"
 
     def perform(self) -> Any:
-        """Do it, or return what it came to."""
+        """Do the call, or return its recorded outcome."""
         return recorded(self._saver, self._step, (), self._kwargs, self._config, f"call {self._id}")
 
 
 class PlainCall(ToolCall):
-    """A call where nothing is recorded."""
+    """A call without a record."""
 
     def __init__(self, step: Any, kwargs: dict[str, Any]) -> None:
         self._step, self._kwargs = step, kwargs
 
     async def soon(self, function: Callable[[], Any]) -> Any:
-        """Nothing here uses a store."""
+        """Run a function directly: nothing here uses a store."""
         return function()
 
     def is_saved(self) -> bool:
-        """Nothing is saved."""
+        """Return True: nothing is saved."""
         return True
 
     def ask_person(self) -> None:
-        """Nobody is asked outside of a graph; in a workflow the tool itself asks."""
+        """Do nothing: outside of a graph no person is asked; in a workflow the tool itself asks."""
 
     def perform(self) -> Any:
-        """Call the step: in a workflow it is the run's own."""
+        """Call the step: in a workflow it belongs to the run."""
         return self._step(**self._kwargs)
 
 
@@ -207,14 +206,16 @@ def _begin(step: Any, kwargs: dict[str, Any], call_id: str) -> ToolCall:
 
 @everstep.step(name="shown", effect="read")
 def shown(tool: str, arguments: Any) -> bool:
-    """Remember what a person was shown."""
+    """Record what a person saw."""
     return True
 
 
 def approve(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], saver: Any, config: Any, name: str) -> None:
-    """Interrupt the graph until a person has answered `True` to just these arguments; any other answer refuses it."""
+    """Interrupt the graph until a person has answered `True` to exactly these arguments; any other answer refuses
+    the call.
+    """
     arguments = plain(step.shown(args, kwargs))
-    # Recorded, so that other arguments at this place, when the node is run again, are not taken for approved.
+    # It is recorded, so that other arguments at this place, when the node is run again, do not count as approved.
     recorded(saver, shown, (step.name, arguments), {}, config, name)
     answer = QUESTIONS.ask(saver, config, name, {"approve": step.name, "arguments": arguments})
     if answer is not True:

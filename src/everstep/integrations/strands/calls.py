@@ -1,7 +1,7 @@
 """A model call and a tool call as steps.
 
-Both are put in through Strands' middleware: the model, or the tool, of one call is replaced by one that makes the call
-in a step's body, records what came of it, and emits the same events from the record, live and in a replay.
+Strands' middleware replaces the model, or the tool, of one call by one that makes the call in a step's body, records
+the result, and emits the same events from the record, live and in a replay.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ for _error in (ContextWindowOverflowException, MaxTokensReachedException, ModelT
     everstep.register(_error)  # Strands' own retries look at their types
 
 CONTROL: Final = ("strands.multiagent.", "strands.agent.", "strands.event_loop.", "strands.vended_tools.stop")
-"""Where functions of tools lie that steer the agent itself: they change memory only, and follow from the log."""
+"""The modules of tool functions that steer the agent itself: they change memory only, and follow from the log."""
 CONTROL_CLASSES: Final = ("StructuredOutputTool", "_AgentAsTool")
 MODEL_CONTRACT: Final[dict[str, Any]] = {"effect": "read", "cost": {"tokens": 1}}
-"""With a cost, an answer is durable before anything is done with it, however quickly it came."""
+"""With a cost, an answer is durable before anything is done with it, however fast it came."""
 
 Price = Callable[[dict[str, Any]], float]
 
 
 class DurableModel(Model):
-    """A model of which each call is a `read` step. What else is asked of it, the real one answers."""
+    """A model whose calls are `read` steps. All other attributes are those of the real model."""
 
     def __init__(
         self, model: Model, name: str, price: Price | None, stream: str | None, contract: dict[str, Any]
@@ -85,7 +85,7 @@ class DurableModel(Model):
         model_state: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[Any, None]:
-        """Ask the model in a step, and give the chunks that were recorded."""
+        """Ask the model in a step, and give the recorded chunks."""
         request = {"messages": messages, "tools": tool_specs, "system": system_prompt_content or system_prompt}
         request |= {"tool_choice": tool_choice, "model_state": model_state or None}
         live = {"tool_choice": tool_choice, "system_prompt_content": system_prompt_content, **kwargs}
@@ -115,7 +115,7 @@ class DurableModel(Model):
 
 
 class _InItsPlace(AgentTool):
-    """What is called in the place of a tool."""
+    """The replacement of a tool."""
 
     def __init__(self, tool: AgentTool) -> None:
         super().__init__()
@@ -135,10 +135,10 @@ class _InItsPlace(AgentTool):
 
 
 class ClosedTool(_InItsPlace):
-    """A tool that is workflow code, such as an agent, and that is closed before its result is handed on.
+    """A tool that is workflow code, such as an agent, and that is closed before its result is passed on.
 
-    Strands leaves a tool's generator at its last event, and the garbage collector closes it: in a run that is no moment
-    which a replay could find again. An agent that is left open has its lock taken, and never works again.
+    Strands leaves a tool's generator at its last event, and the garbage collector closes it: in a run no replay could
+    find that moment again. An agent that is left open keeps its lock, and never works again.
     """
 
     async def stream(
@@ -157,7 +157,7 @@ class ClosedTool(_InItsPlace):
             yield last
 
     def _keep_to_the_history(self) -> None:
-        """In runs of the release that left agents open, an agent that was called before is taken still."""
+        """In runs of a release that left agents open, keep the lock of an agent that was called before."""
         if isinstance(self._tool, _AgentAsTool):
             called = getattr(self._tool, "everstep_was_called", False)
             if called and not everstep.patched("strands.agents-as-tools-are-closed"):
@@ -166,7 +166,7 @@ class ClosedTool(_InItsPlace):
 
 
 class DurableTool(_InItsPlace):
-    """A tool of which each call is a step. The call's id is part of its arguments, and so of its `everstep.key()`."""
+    """A tool whose calls are steps. The call's id is part of its arguments, and so of its `everstep.key()`."""
 
     def __init__(self, tool: AgentTool, agent: Any, contract: dict[str, Any]) -> None:
         super().__init__(tool)
@@ -177,7 +177,7 @@ class DurableTool(_InItsPlace):
     async def stream(
         self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        """Do it in a step, and emit what was recorded."""
+        """Do the call in a step, and emit what was recorded."""
         state = shared_state(self._agent)
         writes: Writes = {}
         live = (tool_use, invocation_state, kwargs, writes)
@@ -187,7 +187,7 @@ class DurableTool(_InItsPlace):
             state.drop(writes)
             raise
         if done.get("state") is not None:
-            state.replace(done["state"])  # the release before recorded the whole state
+            state.replace(done["state"])  # the previous release recorded the whole state
         state.settle(done.get("writes") or {})
         for data in done["streamed"]:
             yield ToolStreamEvent(tool_use, data)
@@ -206,7 +206,7 @@ class DurableTool(_InItsPlace):
             except InterruptException as asked:
                 done["interrupts"] = [_question(asked.interrupt)]
         if done["result"] is None and not done["interrupts"] and done["streamed"]:
-            done["result"] = done["streamed"][-1]  # of a tool that is not Strands' own, the last value is the result
+            done["result"] = done["streamed"][-1]  # the last value of a tool that is not Strands' own is its result
         done["writes"] = storable(writes)
         return done
 
@@ -215,7 +215,7 @@ class DurableTool(_InItsPlace):
             done["interrupts"] = [_question(one) for one in event.interrupts]
         elif isinstance(event, ToolResultEvent):
             if event.exception is not None and self._raises:
-                raise event.exception  # what that means for the effect, its contract says
+                raise event.exception  # the contract says what that means for the effect
             done["result"] = storable(event.tool_result)
         elif isinstance(event, ToolStreamEvent):
             done["streamed"].append(storable(event.get("tool_stream_event", {}).get("data")))
@@ -228,7 +228,7 @@ def _question(interrupt: Interrupt) -> dict[str, Any]:
 
 
 def is_control(tool: AgentTool) -> bool:
-    """Tell whether a tool steers the agent itself, or is a step already: it is called as it is, by workflow code."""
+    """Return True if a tool steers the agent itself, or is a step already: workflow code calls it directly."""
     function = getattr(tool, "__wrapped__", None)
     if isinstance(function, STEP):
         return True
@@ -238,7 +238,7 @@ def is_control(tool: AgentTool) -> bool:
 
 
 def model_middleware(name: str, price: Price | None, stream: str | None, contract: dict[str, Any]) -> Any:
-    """Return what lets each model call be a step."""
+    """Return middleware that makes each model call a step."""
 
     async def call_model(context: InvokeModelContext, go_on: Any) -> AsyncGenerator[Any, None]:
         if not isinstance(context.model, DurableModel):  # other middleware has chosen another model
@@ -250,7 +250,7 @@ def model_middleware(name: str, price: Price | None, stream: str | None, contrac
 
 
 def tool_middleware(contracts: dict[str, dict[str, Any]]) -> Any:
-    """Return what lets each tool call be a step."""
+    """Return middleware that makes each tool call a step."""
 
     async def call_tool(context: ExecuteToolContext, go_on: Any) -> AsyncGenerator[Any, None]:
         tool = context.tool
@@ -270,7 +270,7 @@ def name_of(text: str) -> str:
 
 
 def storable(value: Any) -> Any:
-    """Return a value as plain data. What is none becomes its text: an effect that happened is never lost over it."""
+    """Return a value as plain data. Anything else becomes its text: an effect that happened is never lost over it."""
     if value is None or type(value) in (str, int, float, bool, bytes):
         return value
     if isinstance(value, Enum):

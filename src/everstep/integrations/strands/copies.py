@@ -1,8 +1,7 @@
 """A run's own copies of agents, graphs and swarms.
 
-Strands' objects keep a conversation in memory, and a module's agent is one for all runs of a process. A run that is
-replayed must begin with what it began with. So each run gets a copy: what is configured is shared, what changes is its
-own.
+Strands' objects keep a conversation in memory, and all runs of a process share a module's agent. A run that is replayed
+must begin with the same state. So each run gets a copy: the configuration is shared, the state is not.
 """
 
 import copy
@@ -42,7 +41,7 @@ class Options(msgspec.Struct):
     contracts: dict[str, dict[str, Any]] = {}
     """Options of `@step` by the names of tools, for tools that are not steps themselves."""
     price: Price | None = None
-    """What a usage of Strands costs, in dollars, for budgets."""
+    """The price of a Strands usage, in dollars, for budgets."""
     stream: str | None = None
     """The stream that tokens are appended to while they arrive."""
     model: dict[str, Any] = {}
@@ -98,7 +97,7 @@ def _model_name(agent: Agent) -> str:
 
 
 def _hooks(hooks: HookRegistry, swapped: dict[int, Any], dropped: Any = None) -> HookRegistry:
-    """Copy a registry. What belongs to an object that was copied is bound to the copy, and the session's is dropped."""
+    """Copy a registry. Callbacks of a copied object are bound to the copy, and those of the session are dropped."""
     own = HookRegistry()
     for kind, entries in hooks._registered_callbacks.items():
         kept = own._registered_callbacks.setdefault(kind, [])
@@ -114,7 +113,7 @@ def _hooks(hooks: HookRegistry, swapped: dict[int, Any], dropped: Any = None) ->
 
 
 def _is_of(callback: Any, owner: Any) -> bool:
-    """Tell whether a callback belongs to an object, by being its method or by having it in its closure."""
+    """Return True if a callback belongs to an object: it is its method, or has it in its closure."""
     if owner is None:
         return False
     closed_over = inspect.getclosurevars(callback).nonlocals.values() if inspect.isfunction(callback) else ()
@@ -135,7 +134,7 @@ def _tools(registry: ToolRegistry, options: Options) -> ToolRegistry:
 
 
 def _middleware(agent: Agent, options: Options) -> MiddlewareRegistry:
-    """Copy a registry, and put ours in last: it is the innermost."""
+    """Copy a registry, and add ours last: it is the innermost."""
     own = MiddlewareRegistry()
     own._handlers = {stage: list(handlers) for stage, handlers in agent._middleware_registry._handlers.items()}
     own.add_middleware(
@@ -147,7 +146,7 @@ def _middleware(agent: Agent, options: Options) -> MiddlewareRegistry:
 
 # -- graphs ----------------------------------------------------------------------------------------------------------
 class _Node(GraphNode):
-    """A node that hashes by its place in the graph: sets of nodes have one order, in every process."""
+    """A node that hashes by its place in the graph, so that sets of nodes have one order in every process."""
 
     place = 0
 
@@ -185,7 +184,7 @@ def _swarm(swarm: Swarm, options: Options) -> Swarm:
     own.nodes = {}
     for id, node in swarm.nodes.items():
         executor = _agent(node.executor, options)
-        executor.tool_registry.registry.pop("handoff_to_agent", None)  # it would hand over in the other swarm
+        executor.tool_registry.registry.pop("handoff_to_agent", None)  # it would hand over in the original swarm
         own.nodes[id] = SwarmNode(id, executor, swarm=own)
     entry = swarm.entry_point
     own.entry_point = None if entry is None else own.nodes[str(entry.name)].executor
@@ -201,9 +200,9 @@ def _swarm(swarm: Swarm, options: Options) -> Swarm:
 
 
 async def _begin_node(event: BeforeNodeCallEvent) -> None:
-    """Record that a node begins. It is durable before anything of the node is."""
+    """Record that a node begins. It is durable before anything else of the node."""
     await everstep.step(_nothing, name=f"node.{name_of(event.node_id)}")()
 
 
 async def _nothing() -> None:
-    """The event is all that is wanted."""
+    """Do nothing: only the event is needed."""

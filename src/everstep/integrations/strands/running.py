@@ -1,4 +1,4 @@
-"""`durable(…)`: in a workflow an agent whose calls are steps of the run, and outside of one a run around each call."""
+"""`durable(…)`: in a workflow an agent whose calls are steps of the run, and outside of one a run for each call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ OF_STRANDS = ("strands.", "everstep.integrations.strands.")
 """The modules whose generators belong to a call. Those of hooks and tools belong to the application."""
 
 _DECLARED: "WeakValueDictionary[str, Durable]" = WeakValueDictionary()
-"""What `durable(…, id=…)` has made in this process, by id: a run finds its agent here."""
+"""The objects that `durable(…, id=…)` has made in this process, by id, where a run finds its agent."""
 
 
 class Durable:
@@ -54,7 +54,7 @@ class Durable:
     async def invoke_async(self, prompt: Any = None, **options: Any) -> Any:
         """Do what it does in Strands, in the run of the workflow that calls it.
 
-        Interrupts become approvals: the run waits for a person, and goes on with the answer.
+        Interrupts become approvals: the run waits for a person, and continues with the answer.
         """
         if not standins.in_workflow():
             if self._id is None:
@@ -72,7 +72,7 @@ class Durable:
         return result
 
     async def _call(self, own: Any, prompt: Any, options: dict[str, Any]) -> Any:
-        """Make one call, and leave nothing of it open: an agent that is left open has its lock taken."""
+        """Make one call, and close everything that it opened: an agent that is left open keeps its lock."""
         await self._close_stream()
         with Generators() as begun:
             try:
@@ -83,7 +83,7 @@ class Durable:
     def stream_async(self, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
         """Give the events of one call, from the record. An interrupt is the last event's, as in Strands.
 
-        A stream that is left is closed when the agent is called again.
+        An abandoned stream is closed when the agent is called again.
         """
         if not standins.in_workflow():
             raise _outside()
@@ -96,7 +96,7 @@ class Durable:
 
     # -- outside of one ----------------------------------------------------------------------------------------------
     def __call__(self, prompt: Any = None, **options: Any) -> Any:
-        """Make one call as a run of its own, and wait. Run the script again after a crash, and it goes on."""
+        """Make one call as a separate run, and wait. Run the script again after a crash, and it continues."""
         if standins.in_workflow():
             raise Misuse("In a workflow, write `await durable(agent).invoke_async(prompt)`.")
         arguments = self._next(prompt, options)
@@ -131,7 +131,9 @@ class Durable:
 
 
 class _Stream:
-    """The events of one call. It is no generator: when the garbage collector finds one, no replay could tell."""
+    """The events of one call. It is not a generator, because no replay could tell when the garbage collector closes
+    one.
+    """
 
     def __init__(self, durable: Durable, prompt: Any, options: dict[str, Any]) -> None:
         self._durable = durable
@@ -151,7 +153,7 @@ class _Stream:
             await self._durable._close_stream()
             prompt, options = self._call
             self._events = self._durable._inside().stream_async(prompt, **options)
-            if self._durable._stream is None:  # else that one is being read: Strands refuses this one
+            if self._durable._stream is None:  # otherwise another stream is being read: Strands refuses this one
                 self._durable._stream = self
         self.is_running = True
         try:
@@ -164,7 +166,7 @@ class _Stream:
             self.is_running = False
 
     async def aclose(self) -> None:
-        """Leave it: what it has begun is closed."""
+        """Abandon the stream: what it has begun is closed."""
         self._is_closed = True
         with self._begun:
             await self._begun.close(OF_STRANDS)
@@ -172,7 +174,7 @@ class _Stream:
 
 @everstep.workflow(name="strands_turn")
 async def strands_turn(name: str, prompt: Any, before: dict[str, Any] | None) -> dict[str, Any]:
-    """One call of a declared agent, graph or swarm, as a run of its own."""
+    """One call of a declared agent, graph or swarm, as a separate run."""
     declared = _declared(everstep.current().run, name)
     called = Durable(declared._subject, declared._options, None, None)
     own = called._inside()
@@ -188,7 +190,7 @@ async def strands_turn(name: str, prompt: Any, before: dict[str, Any] | None) ->
 
 
 def _declared(run: str, name: str) -> Durable:
-    """Return what a run is a turn of: many agents have no name of their own, so it is found by its id."""
+    """Return the agent of a run. Many agents have no name, so it is found by the run's id."""
     found = _DECLARED.get(run.rpartition(".")[0])
     if found is not None and _name(found._subject) == name:
         return found
@@ -200,7 +202,7 @@ def _declared(run: str, name: str) -> Durable:
 
 
 async def _unwrapped(call: Any) -> Any:
-    """Strands wraps what is raised in its loop. What the engine has to say comes through as itself."""
+    """Unwrap errors of the engine: Strands wraps what is raised in its loop."""
     try:
         return await call
     except EventLoopException as error:
@@ -241,8 +243,8 @@ def durable(
         async def report(topic: str) -> str:
             return str(await durable(agent).invoke_async(f"Write about {topic}"))
 
-    In a workflow the calls are steps of its run. Outside of one, with an `id`, each call is a run of its own, and a
-    script that is run again after a crash goes on where it was: `durable(agent, id="report-17")("Write about tides")`.
+    In a workflow the calls are steps of its run. Outside of one, with an `id`, each call is a run of its own, and
+    a script that is run again after a crash continues: `durable(agent, id="report-17")("Write about tides")`.
 
     A tool that is an `@everstep.tool` or `@everstep.step` under Strands' `@tool` has its own contract; others are
     `repeat`, unless `contracts` says otherwise.

@@ -12,7 +12,7 @@ Answer = str | list[tuple[str, dict[str, Any]]]
 
 
 class ScriptedModel(Model):
-    """Answers by how often it has answered in the conversation so far; when the script is over, with its last answer.
+    """Answers by the number of its answers in the conversation so far; after the script's end, with its last answer.
 
     seconds: how long each answer takes.
     """
@@ -21,7 +21,7 @@ class ScriptedModel(Model):
         self.answers = answers
         self.seconds = seconds
         self.calls = 0
-        """How often it was asked in this process."""
+        """How often it was called in this process."""
 
     def update_config(self, **model_config: Any) -> None:
         """It has no settings."""
@@ -35,7 +35,7 @@ class ScriptedModel(Model):
         raise NotImplementedError("A ScriptedModel has no structured output.")
 
     async def stream(self, messages: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """Give the chunks of the next answer. The ids of its tool calls are the same whenever it is asked the same."""
+        """Give the chunks of the next answer. Equal conversations get equal ids of tool calls."""
         self.calls += 1
         await asyncio.sleep(self.seconds)
         turn = sum(1 for one in messages if one["role"] == "assistant")

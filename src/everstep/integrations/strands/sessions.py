@@ -1,8 +1,8 @@
 """A session manager for Strands on an Everstep store: SQLite or PostgreSQL.
 
-A session is a run that takes requests to write. So each write is durable when it returns, in a history with digests; of
-two processes with one session only one drives it, and both see the same. Messages are a stream of the run, all else is
-published by it.
+A session is a run that takes write requests. So each write is durable when it returns, in a history with digests; of
+two processes with one session only one drives it, and both see the same. Messages are a stream of the run, which
+publishes everything else.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 PIECE: Final = "everstep.piece"
 PIECE_LENGTH: Final = 200_000
-"""Larger messages are appended in pieces of so many characters."""
+"""Larger messages are appended in pieces of this many characters."""
 WORD_LENGTH_MAX: Final = 120
 CHECKPOINT_EACH: Final = 50
-"""After so many writes the run can go on from there: to open a session does not take longer as it grows."""
+"""The number of writes between checkpoints, so that opening a session does not take longer as it grows."""
 
 
 @everstep.workflow(name="strands_session")
 async def strands_session() -> None:
-    """Keep a session: write what is asked for, for as long as there are sessions."""
+    """Keep a session: execute write requests, as long as sessions exist."""
     requests = everstep.requests("write", dict, answer=int)
     written: int = await everstep.checkpoint(0)
     while True:
@@ -42,7 +42,7 @@ async def strands_session() -> None:
         written += 1
         try:
             _write(**request.value)
-        except Exception as error:  # noqa: BLE001  # it is whoever asked that is wrong: the session goes on
+        except Exception as error:  # noqa: BLE001  # the request is wrong: the session continues
             request.refuse(error)
         else:
             request.answer(written)
@@ -64,7 +64,7 @@ def _write(name: str, value: Any, append: bool) -> None:
 
 
 def _whole(entries: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """Give what was appended. What a crash cut off was not acknowledged, and is not there yet."""
+    """Give the appended messages. What a crash cut off was not acknowledged, and is not included."""
     pieces: list[str] = []
     for entry in entries:
         value = entry.value
@@ -82,7 +82,7 @@ def _run_of(session_id: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Return any text as a part of a name or an id, another one for each."""
+    """Return any text as a part of a name or an id. Different texts give different results."""
     word = "".join(
         one
         if one.isascii() and (one.isalnum() or one in "._:@/-")
@@ -98,23 +98,24 @@ NOTHING_WRITTEN: Final = (
 
 
 class _IsThere(SessionException):
-    """A session or an agent is entered already."""
+    """The session or agent exists already."""
 
 
 class _Taken(SessionException):
     """The number of a message belongs to another message."""
 
     def in_call(self, agent_id: str, written: Sequence[int]) -> "_Taken":
-        """Return what is said to a call that had written these messages before."""
+        """Return the error for a call that had written these messages before."""
         if not written:
             return self
         which = f"message {written[0]}" if len(written) == 1 else f"messages {written[0]} to {written[-1]}"
         return _Taken(
             str(self).replace(
                 NOTHING_WRITTEN,
-                f"Of this call, {which} of the agent {agent_id} had been written before, and the other process goes on "
-                "from there; what came later was not written. Open the session again, with a new manager and a new "
-                "agent, look at its messages, and ask for what is missing: the same question would be in it twice.",
+                f"Of this call, {which} of the agent {agent_id} had been written before, and the other process "
+                "continues from there; what came later was not written. Open the session again, with a new manager and "
+                "a new agent, look at its messages, and ask for what is missing: the same question would be in it "
+                "twice.",
             )
         )
 
@@ -124,14 +125,14 @@ class EverstepRepository(SessionRepository):
 
     def __init__(self, url: str | None = None, **options: Any) -> None:
         self._up_to_date: set[str] = set()
-        """The sessions in which all is written that was asked for before this process came."""
+        """The sessions in which everything is written that was requested before this process came."""
         self._looked_at: set[tuple[str, str]] = set()
         """The sessions and agents whose messages were read before the first one was written here."""
         self._opening = everstep.open(url, **options)
         self._app = self._opening.__enter__()
 
     def close(self) -> None:
-        """Give the sessions back. Other processes can go on with them at once."""
+        """Give the sessions back. Other processes can continue them at once."""
         if self._app is not None:
             app, self._app = self._app, None  # type: ignore[assignment]
             app.close()
@@ -155,7 +156,7 @@ class EverstepRepository(SessionRepository):
 
     # -- agents ------------------------------------------------------------------------------------------------------
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        """Enter an agent."""
+        """Create an agent in a session."""
         is_there = _IsThere(f"The session {session_id} has an agent {session_agent.agent_id} already.")
         name = f"agent:{_word(session_agent.agent_id)}"
         if name in self._published(session_id):
@@ -166,12 +167,12 @@ class EverstepRepository(SessionRepository):
             raise is_there from None
 
     def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
-        """Return an agent, if it is entered."""
+        """Return an agent, or None."""
         found = self._published(session_id).get(f"agent:{_word(agent_id)}")
         return SessionAgent.from_dict(found) if found is not None else None
 
     def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
-        """Write an agent anew. When it was entered stays."""
+        """Replace an agent's state. Its time of creation stays."""
         before = self.read_agent(session_id, session_agent.agent_id)
         if before is None:
             raise SessionException(f"The session {session_id} has no agent {session_agent.agent_id}.")
@@ -180,7 +181,7 @@ class EverstepRepository(SessionRepository):
 
     # -- messages ----------------------------------------------------------------------------------------------------
     def create_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:
-        """Append a message. Its number must be free; the same message once more is the same write."""
+        """Append a message. Its number must be free; repeating the same message is the same write."""
         name, number = f"messages:{_word(agent_id)}", session_message.message_id
         if (session_id, agent_id) not in self._looked_at:
             if self._refuse_other(session_id, agent_id, session_message):
@@ -189,11 +190,11 @@ class EverstepRepository(SessionRepository):
         try:
             self._write(session_id, name, session_message.to_dict(), append=True, id=f"{name}:{number}")
         except everstep.errors.IdConflict:
-            self._up_to_date.discard(session_id)  # the other one may be written only now
+            self._up_to_date.discard(session_id)  # the other message may be written only now
             self._refuse_other(session_id, agent_id, session_message)
 
     def _refuse_other(self, session_id: str, agent_id: str, session_message: SessionMessage) -> bool:
-        """Tell whether a message is there already, and refuse it if its number is that of another one."""
+        """Return True if a message exists already. Raises if its number belongs to another message."""
         there = self.read_message(session_id, agent_id, session_message.message_id)
         if there is not None and storable(there.message) != storable(session_message.message):
             raise _Taken(
@@ -207,7 +208,7 @@ class EverstepRepository(SessionRepository):
         return self._messages(session_id, agent_id).get(message_id)
 
     def update_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:
-        """Write a message anew: it takes the place of the one with its number."""
+        """Replace the message with its number."""
         before = self.read_message(session_id, agent_id, session_message.message_id)
         if before is None:
             raise SessionException(f"The session {session_id} has no message {session_message.message_id}.")
@@ -223,16 +224,16 @@ class EverstepRepository(SessionRepository):
 
     # -- graphs and swarms -------------------------------------------------------------------------------------------
     def create_multi_agent(self, session_id: str, multi_agent: "MultiAgentBase", **kwargs: Any) -> None:
-        """Enter a graph or swarm."""
+        """Create a graph or swarm."""
         self._write(session_id, f"multi:{_word(multi_agent.id)}", multi_agent.serialize_state())
 
     def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> dict[str, Any] | None:
-        """Return the state of a graph or swarm, if it is entered."""
+        """Return the state of a graph or swarm, or None."""
         found: dict[str, Any] | None = self._published(session_id).get(f"multi:{_word(multi_agent_id)}")
         return found
 
     def update_multi_agent(self, session_id: str, multi_agent: "MultiAgentBase", **kwargs: Any) -> None:
-        """Write the state of a graph or swarm anew."""
+        """Replace the state of a graph or swarm."""
         self.create_multi_agent(session_id, multi_agent)
 
     # -- the run -----------------------------------------------------------------------------------------------------
@@ -240,13 +241,15 @@ class EverstepRepository(SessionRepository):
         return self._app.start(strands_session, id=_run_of(session_id))
 
     def _write(self, session_id: str, name: str, value: Any, *, append: bool = False, id: str | None = None) -> None:
-        """Let the run write. An id belongs to one write: the same is not done again, and another one is a conflict."""
+        """Make the run write. An id belongs to one write: the same write is not repeated, and another one is a
+        conflict.
+        """
         self._run(session_id).ask("write", {"name": name, "value": storable(value), "append": append}, id=id)
 
     def _bring_up_to_date(self, session_id: str) -> None:
-        """Wait for what an earlier process asked for: it was acknowledged, and the process may have ended before it.
+        """Wait for the requests of an earlier process: they were acknowledged, and that process may have ended before.
 
-        Requests are written in their order, so one more is waited for.
+        Requests are executed in order, so waiting for one more is enough.
         """
         if session_id in self._up_to_date:
             return
@@ -287,40 +290,40 @@ class EverstepSessionManager(RepositorySessionManager):
     def __init__(self, session_id: str, *, url: str | None = None, **options: Any) -> None:
         self._repository = EverstepRepository(url, **options)
         self._behind: dict[str, _Taken] = {}
-        """By the ids of agents that another process has gone on with: what was said about it."""
+        """The error for each agent that another process has continued, by its id."""
         self._written: dict[str, list[int]] = {}
-        """By the ids of agents: the numbers of the messages that the call under way has written."""
+        """The numbers of the messages that the current call has written, by the agent's id."""
         try:
             super().__init__(session_id=session_id, session_repository=self._repository)
-        except _IsThere:  # another process was quicker
+        except _IsThere:  # another process came first
             super().__init__(session_id=session_id, session_repository=self._repository)
 
     def initialize(self, agent: LocalAgent, **kwargs: Any) -> None:
-        """Enter an agent, or give it what the session has of it."""
+        """Create an agent, or load its state from the session."""
         try:
             super().initialize(agent, **kwargs)
-        except _IsThere:  # another process was quicker: its agent is the one to go on with
+        except _IsThere:  # another process came first: use its agent
             del self._latest_agent_message[agent.agent_id]
             self._is_new_session = False
             super().initialize(agent, **kwargs)
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        """Do what each session manager does, and be told when a call has ended."""
+        """Register the hooks of every session manager, and one for the end of a call."""
         super().register_hooks(registry, **kwargs)
         registry.add_callback(AfterInvocationEvent, self._forget_written)
 
     def _forget_written(self, event: AfterInvocationEvent) -> None:
-        # Strands may append a message before it says that a call begins, and says in each case that one has ended.
+        # Strands may append a message before it reports that a call begins, and always reports that one has ended.
         self._written.pop(event.agent.agent_id, None)
 
     def append_message(self, message: Message, agent: LocalAgent, **kwargs: Any) -> None:
-        """Append a message. An agent that another process has gone on with is refused, again and again."""
+        """Append a message. Every message of an agent that another process has continued is refused."""
         id = agent.agent_id
         before = self._latest_agent_message[id]
         try:
             super().append_message(message, agent, **kwargs)
         except BaseException as error:
-            self._latest_agent_message[id] = before  # else the next one would have a number that is free
+            self._latest_agent_message[id] = before  # otherwise the next one would get a free number
             if isinstance(error, _Taken):
                 said = self._behind[id] = error.in_call(id, self._written.pop(id, ()))
                 raise said from None
@@ -330,7 +333,7 @@ class EverstepSessionManager(RepositorySessionManager):
         self._written.setdefault(id, []).append(latest.message_id)
 
     def sync_agent(self, agent: LocalAgent, **kwargs: Any) -> None:
-        """Write an agent's state. Not over that of another process that has gone on with the agent."""
+        """Write an agent's state, unless another process has continued the agent."""
         if (error := self._behind.get(agent.agent_id)) is not None:
             raise _Taken(str(error))
         super().sync_agent(agent, **kwargs)

@@ -1,8 +1,8 @@
-"""What Strands takes from the machine: inside a workflow it gets the run's own clock, ids and threads instead.
+"""What Strands gets from the machine: inside a workflow it gets the run's own clock, ids and threads instead.
 
-Its modules call `time.time()`, `uuid.uuid4()`, `asyncio.to_thread()` and, in graphs, wait in turns of a tenth of a
-second. In a replay all that would be other than before. Each of these modules sees a stand-in that asks the run if it
-is called in a workflow, and the real module everywhere else.
+Its modules call `time.time()`, `uuid.uuid4()`, `asyncio.to_thread()` and, in graphs, poll ten times a second. In a
+replay all that would differ. Each of these modules gets a stand-in that uses the run when it is called in a workflow,
+and the real module everywhere else.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ import everstep
 STEP: Final[Any] = type(everstep.step(lambda: None, name="nothing"))
 """The class of steps."""
 POLL_SECONDS: Final = 0.1
-"""How long a graph waits before it looks again whether its nodes are done. They tell it anyway, when they are."""
+"""How often a graph checks whether its nodes are done, in seconds. They also report it themselves."""
 
 CANCEL_POLL_SECONDS: Final = 0.05
-"""How long an agent that another one calls waits before it looks again whether that one was cancelled."""
+"""How often a called agent checks whether its caller was cancelled, in seconds."""
 
 
 def in_workflow() -> bool:
-    """Tell whether workflow code is running here, and not the body of a step."""
+    """Return True if workflow code is running here, and not the body of a step."""
     try:
         return not everstep.current().step
     except everstep.errors.Misuse:
@@ -34,7 +34,7 @@ def in_workflow() -> bool:
 
 
 class _StandIn(ModuleType):
-    """A module in which some functions are others."""
+    """A module in which some functions are replaced."""
 
     def __init__(self, real: ModuleType, **others: Any) -> None:
         super().__init__(real.__name__)
@@ -58,7 +58,9 @@ def _uuid4() -> uuid.UUID:
 
 
 async def _to_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """A `def` step is a durable call. What else comes here in a workflow is Strands' own, and only changes memory."""
+    """Call a `def` step durably. Any other function that comes here in a workflow is Strands' own, and only changes
+    memory.
+    """
     if not in_workflow():
         return await asyncio.to_thread(function, *args, **kwargs)
     if isinstance(function, STEP):
@@ -75,7 +77,7 @@ async def _wait_for(awaitable: Awaitable[Any], timeout: float | None) -> Any:  #
 
 
 async def _sleep(seconds: float, result: Any = None) -> Any:  # as asyncio has it
-    """A called agent looks for a cancel whenever it goes on anyway: in a run it need not wake for that."""
+    """Skip the poll for a cancel: a called agent checks whenever it continues anyway."""
     if seconds == CANCEL_POLL_SECONDS and in_workflow() and everstep.patched("strands.cancels-are-not-polled"):
         await asyncio.get_running_loop().create_future()
     return await asyncio.sleep(seconds, result)
@@ -96,7 +98,7 @@ _PLACES: Final = {
 
 @functools.cache
 def install() -> None:
-    """Put the stand-ins in place, once in a process."""
+    """Install the stand-ins, once in a process."""
     stand_ins = {
         "time": _StandIn(time, time=_time, monotonic=_monotonic),
         "uuid": _StandIn(uuid, uuid4=_uuid4),
@@ -111,7 +113,7 @@ def install() -> None:
 
 
 def _let_states_begin_at_the_runs_time() -> None:
-    """A swarm's state has taken `time.time` for its start before there was a stand-in."""
+    """Replace the default start time of a swarm's state, which was bound to `time.time` before the stand-in existed."""
     from strands.multiagent.swarm import SwarmState
 
     begin = SwarmState.__init__

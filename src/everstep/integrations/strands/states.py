@@ -1,8 +1,8 @@
 """The state of an agent, written by tools that run at the same time.
 
 Tools see each other's writes at once, as in Strands. Workflow code sees what a tool wrote when the tool's outcome is
-recorded, because in a replay there is nothing else to see. Each write has a number, so that of two tools that wrote the
-same name the later write is kept, whichever tool ends first.
+recorded, because in a replay nothing else is visible. Each write has a number, so that of two tools that wrote the same
+name the later write is kept, whichever tool ends first.
 """
 
 import copy
@@ -16,14 +16,14 @@ from strands.agent.state import AgentState
 from everstep.integrations.strands.standins import in_workflow
 
 Writes = dict[str, list[Any]]
-"""By name: the number of the write, and the value; a name that was deleted has no value."""
+"""By name: the number of the write, and the value; a deleted name has no value."""
 
 _WRITES: "ContextVar[Writes | None]" = ContextVar("everstep_strands_writes", default=None)
 """What the tool whose body runs here has written so far."""
 
 
 class SharedState(AgentState):
-    """The state of a run's agent: what workflow code sees, and what bodies of tools see."""
+    """The state of a run's agent: the view of workflow code, and the view of tools' bodies."""
 
     def __init__(self, initial_state: dict[str, Any] | None = None) -> None:
         self._settled: Writes = {}
@@ -33,7 +33,7 @@ class SharedState(AgentState):
 
     @property
     def _data(self) -> dict[str, Any]:
-        """What is seen here: `AgentState` reads it."""
+        """The view of the caller: `AgentState` reads it."""
         seen = self._settled if in_workflow() else self._live
         return {name: write[1] for name, write in seen.items() if len(write) == 2}
 
@@ -65,7 +65,7 @@ class SharedState(AgentState):
             (self._by_unknown_threads if written is None else written)[name] = write
 
     def settle(self, writes: Writes) -> None:
-        """Let workflow code see what a tool wrote, and in a replay tools as well."""
+        """Show workflow code what a tool wrote, and in a replay show it to tools as well."""
         with self._lock:
             for name, write in writes.items():
                 for seen in (self._settled, self._live):
@@ -73,20 +73,20 @@ class SharedState(AgentState):
                         seen[name] = write
 
     def replace(self, values: dict[str, Any]) -> None:
-        """Let the state be just this."""
+        """Replace the whole state."""
         number = 1 + _newest(self._settled)
         gone: Writes = {name: [number] for name in self._settled if name not in values}
         self.settle(gone | {name: [number, value] for name, value in values.items()})
 
     def drop(self, writes: Writes) -> None:
-        """Forget what a tool wrote whose outcome is no result: a replay does not see it either."""
+        """Discard the writes of a tool whose outcome is no result: a replay does not see them either."""
         with self._lock:
             for name, write in writes.items():
                 if self._live.get(name) is write:
                     self._live[name] = self._settled.get(name, [0])
 
     def written_by_unknown_threads(self) -> Writes:
-        """Return what threads without a tool's context have written since this was last asked."""
+        """Return what threads without a tool's context have written since the last call."""
         with self._lock:
             taken, self._by_unknown_threads = self._by_unknown_threads, {}
         return taken
@@ -97,7 +97,7 @@ def _newest(writes: Writes) -> int:
 
 
 def shared_state(agent: Any) -> SharedState:
-    """Return an agent's state. Strands gives an agent a new one now and then: that becomes a shared one first."""
+    """Return an agent's shared state. Strands sometimes gives an agent a new state, which is made shared first."""
     if not isinstance(agent.state, SharedState):
         agent.state = SharedState(agent.state.get())
     state: SharedState = agent.state
@@ -106,12 +106,12 @@ def shared_state(agent: Any) -> SharedState:
 
 @contextmanager
 def noted(agent: Any, writes: Writes) -> Iterator[None]:
-    """Note what a tool's body writes. What a thread without the body's context writes is the next body's to end."""
+    """Record the writes of a tool's body. Writes of a thread without the body's context end up with the next body."""
     state = shared_state(agent)
     token = _WRITES.set(writes)
     try:
         yield
-        if agent.state is not state:  # the tool gave its agent another state: what differs was written
+        if agent.state is not state:  # the tool gave its agent another state: the differences count as writes
             given, agent.state = agent.state.get(), state
             for name in set(state.get()) - set(given):
                 state.delete(name)

@@ -1,8 +1,8 @@
 """A conversation manager that summarizes: the summary is a step.
 
 Strands asks for a summary in the middle of a plain call, where a run cannot wait. So the summary is made just before
-that: the manager's own code says which messages it would summarize, a step has them summarized, and when Strands asks,
-the answer is there.
+that: the manager's own code says which messages it would summarize, a step summarizes them, and when Strands asks, the
+answer is there.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from everstep.integrations.strands.calls import MODEL_CONTRACT, storable
 
 
 class _Wanted(BaseException):
-    """These messages would be summarized. It passes every `except Exception` on its way."""
+    """Carries the messages that would be summarized. It passes every `except Exception` on its way."""
 
     def __init__(self, messages: list[Any]) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _Wanted(BaseException):
 
 
 class Summaries:
-    """Makes the summaries of one agent of a run, and gives them to the run's own manager."""
+    """Makes the summaries of one agent of a run for the run's own manager."""
 
     def __init__(
         self, manager: SummarizingConversationManager, summarizer: Any, name: str, options: dict[str, Any]
@@ -44,7 +44,7 @@ class Summaries:
         manager._generate_summary = self._take  # type: ignore[method-assign]
 
     def hook_into(self, hooks: HookRegistry) -> None:
-        """Take the place of the manager's own callback, which could not wait."""
+        """Replace the manager's own callback, which could not wait."""
         for entry in hooks._registered_callbacks.get(BeforeModelCallEvent, []):
             if entry.callback == self._own._on_before_model_call_threshold:
                 entry.callback = self.before_model_call
@@ -59,7 +59,7 @@ class Summaries:
             raise
 
     async def prepare(self, agent: Any) -> None:
-        """Let a summary be made, if the manager would ask for one now."""
+        """Make a summary, if the manager would ask for one now."""
         messages = self._wanted(agent)
         if messages is None:
             return
@@ -78,11 +78,13 @@ class Summaries:
         self._own._on_before_model_call_threshold(event)
 
     def _is_used(self, model: Any, tokens: int, threshold: float) -> bool:
-        """Tell whether a model's window is used as far as that. Asked only if it matters: Strands may warn."""
+        """Return True if a model's window is used up to a threshold. Checked only if it matters, because Strands
+        may warn.
+        """
         return bool(model.estimate_utilization(tokens) >= threshold)
 
     def _wanted(self, agent: Any) -> list[Any] | None:
-        """Return the messages that the manager would have summarized now."""
+        """Return the messages that the manager would summarize now."""
 
         def found(messages: list[Any], _: Any) -> Any:
             raise _Wanted(messages)

@@ -1,9 +1,10 @@
 """How values go to PostgreSQL and come back.
 
-Texts are escaped (see stores/sql/nul.py), and in UTF-8, as each session or transaction of the store says: what psycopg
-takes for the encoding may be that of a pooler's next transaction. What is written all the time goes another way (see
-direct.py).
-Numbers and truth values are always 8 bytes: a statement is then prepared once, whatever its values.
+Texts are escaped (see stores/sql/nul.py), and in UTF-8, as each session or transaction of the store sets: psycopg's
+idea of the encoding may come from another client's transaction behind a pooler. What is written for every step uses
+direct.py instead.
+
+Numbers and truth values are always 8 bytes: so a statement is prepared once, whatever its values.
 """
 
 from typing import Any, Final
@@ -36,7 +37,7 @@ class _PlainText(TextLoader):
 
 
 def adapt(context: "psycopg.Connection[Any] | psycopg.RawCursor[Any]") -> None:
-    """Let a connection, or a cursor, write and read values in this way."""
+    """Make a connection, or a cursor, write and read values in this way."""
     adapters = context.adapters
     for kind, dumper in ((str, TextDumper), (int, Int8BinaryDumper), (bool, Int8BinaryDumper)):
         adapters.register_dumper(kind, dumper)

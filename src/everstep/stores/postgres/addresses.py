@@ -1,4 +1,4 @@
-"""The URL of a PostgreSQL store: what of it is ours, and what is for the server's own library."""
+"""The URL of a PostgreSQL store: which parts are ours, and which are libpq's."""
 
 import re
 from typing import Final, NamedTuple
@@ -10,9 +10,9 @@ DEFAULT_SCHEMA: Final = "everstep"
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _PASSWORD: Final = re.compile(r"(://[^/@:]*):(.*)@")  # greedy: a password may have an @ that should have been %40
 _CUT_SHORT: Final = re.compile(r"://[^/@:\[\]]*:(?!\d*$)[^/@\[\]]*$")
-"""A user and the beginning of a password with a `?` in it, which ends the part of a URL where a password may be."""
+"""Matches a user and the beginning of a password with a `?`, which ends the part of a URL where a password may be."""
 _PIECE_MIN: Final = 3
-"""Shorter pieces of a password are in too many words."""
+"""The minimum length of a piece of a password that is hidden. Shorter pieces occur in too many words."""
 _TRUE: Final = {"on": True, "transaction": True, "off": False}
 
 
@@ -23,15 +23,15 @@ class Address(NamedTuple):
     """The URL for libpq, with the password if it has one. Never shown."""
     schema: str
     pooler: bool
-    """Whether a pooler stands in between that gives each transaction another session."""
+    """Whether a pooler between here and the server gives each transaction another session."""
     shown: str
-    """The URL for people."""
+    """The URL as people see it, without the password."""
     owner: str = ""
-    """The role that the tables belong to, if it is one that could not be trusted otherwise."""
+    """The role that owns the tables, if it would not be trusted otherwise."""
 
 
 def address_of(url: str) -> Address:
-    """Take a URL apart: `postgresql://…?schema=…&pooler=on&owner=…`, and anything else that libpq knows."""
+    """Split a URL: `postgresql://…?schema=…&pooler=on&owner=…`, and anything else that libpq knows."""
     whole, _, query = url.partition("?")
     if "@" in query and _CUT_SHORT.search(whole):
         raise Misuse("The URL of a database has a ? in its password. Write it as %3F; @ is %40, / is %2F and % is %25.")
@@ -55,7 +55,7 @@ def _joined(whole: str, query: list[tuple[str, str]]) -> str:
 
 
 def without_password(text: str, url: str) -> str:
-    """Return what libpq says about a URL without the password in it: it quotes what it cannot read."""
+    """Return libpq's message about a URL without the password: libpq quotes what it cannot read."""
     secrets = [found[2] for found in _PASSWORD.finditer(url)]
     secrets += [value for name, value in parse_qsl(url.partition("?")[2]) if name in ("password", "sslpassword")]
     pieces = {piece for secret in secrets for piece in (secret, unquote(secret), *re.split(r"\W+", secret))}

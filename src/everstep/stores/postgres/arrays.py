@@ -13,7 +13,7 @@ from everstep.stores.sql.nul import NUL, SUBSTITUTE, escaped
 
 NULL: Final = b"\xff\xff\xff\xff"
 HEAD: Final = struct.Struct(">iiIii").pack
-"""Dimensions, whether there are NULLs, the type of the elements, their count, the number of the first."""
+"""Dimensions, whether there are NULLs, the type of the elements, their count, the index of the first."""
 EMPTY: Final = struct.Struct(">iiI").pack
 LENGTH: Final = struct.Struct(">i").pack
 
@@ -23,7 +23,7 @@ OID_OF_ARRAY: Final = {"n": 1016, "t": 1009, "b": 1001}
 
 
 def array_bytes(kind: str, values: Sequence[Any]) -> bytes:
-    """Return a column as it is sent. `kind`: `n`umbers, `t`exts or `b`ytes."""
+    """Return a column in its wire format. `kind`: `n`umbers, `t`exts or `b`ytes."""
     element = OID_OF_ELEMENT[kind]
     if not values:
         return EMPTY(0, 0, element)
@@ -50,12 +50,12 @@ def array_bytes(kind: str, values: Sequence[Any]) -> bytes:
 
 @lru_cache(maxsize=1000)
 def _numbers(count: int) -> Callable[..., bytes]:
-    """Return what writes so many numbers, each of eight bytes, after its length."""
+    """Return a function that writes `count` numbers of eight bytes, each after its length."""
     return struct.Struct(">" + "iq" * count).pack
 
 
 def _joined(values: Sequence[bytes]) -> bytes:
-    """Return values, each after its length. In most columns all have the same."""
+    """Return values, each after its length. In most columns all lengths are equal."""
     lengths = set(map(len, values))
     if len(lengths) == 1:
         length = LENGTH(lengths.pop())

@@ -1,17 +1,17 @@
 """Committing: one durable transaction for a batch, and what to do when it fails or the server goes away.
 
-A batch of simple operations is one round trip, and commits with it. What concerns more than its own run is done
-operation by operation, in a second transaction; so is a simple one that was not accepted, for then it is to be said
-why. Each run's unit is whole either way, and nobody hears a verdict before both are durable.
+A batch of simple operations is one round trip, and commits with it. An operation that concerns other runs is done by
+itself, in a second transaction; so is a simple one that was not accepted, because its verdict needs the reason. Each
+run's unit is whole either way, and no caller gets a verdict before both transactions are durable.
 
 A lost reply is an unknown commit, and so is every error that says nothing about the data (see sqlstates.py): a
-cancelled statement, a server without memory, and all that is not known. The connection is made anew, whatever the old
-session may still be doing is ended and waited for, and then it is read back: for an `Append`, `StartRun` or
-`RestartRun` the digest of its last event, for a `Post` the row with its number, for a `Claim` the epoch and owner, and
-so on. A transaction is atomic, so if one thing is there, all of it is, and the verdicts stand that were reached within
-it. In the single round trip the verdicts are lost with the reply: there each unit has its digest, and one that is not
-there is tried again, which its expected head makes harmless. A `Release`, a `ForgetKeys`, an append without events and
-a settled notification write nothing that only they could have written; doing them again changes nothing.
+cancelled statement, a server without memory, and every unknown error. The writer reconnects, ends what the old session
+may still be doing and waits for that, and then reads back: for an `Append`, `StartRun` or `RestartRun` the digest of
+its last event, for a `Post` the row with its number, for a `Claim` the epoch and owner, and so on. A transaction is
+atomic, so if one thing is there, all of it is, and the verdicts that were reached in it are returned. In the single
+round trip the verdicts are lost with the reply: there each unit has its digest, and one that is missing is tried again,
+which its expected head makes harmless. A `Release`, a `ForgetKeys`, an append without events and a settled notification
+write nothing that no other operation could have written; repeating them changes nothing.
 """
 
 import hashlib
@@ -70,37 +70,39 @@ from everstep.stores.sql.sqlstates import GIVE_WAY
 R = TypeVar("R")
 
 DEADLOCKS_MAX: Final = 20
-"""How often in a row a transaction that gave way to another one is tried again at once, without a pause."""
+"""The maximum number of immediate retries, in a row, of a transaction that gave way to another one."""
 TOGETHER_MAX: Final = 2
-"""After this many failures of a batch its operations are tried one by one: one of them may be too large to be sent."""
+"""After this many failures of a batch its operations are tried one by one: one of them may be too large to send."""
 VALUE_BYTES_MAX: Final = (1 << 30) - (1 << 20)
-"""PostgreSQL ends the session of a client that sends a gigabyte in one message."""
+"""The maximum size of a message. PostgreSQL ends the session of a client that sends a gigabyte in one message."""
 SAME_SESSION_MAX: Final = 8
-"""After this many failures of a batch in one session, a new one is made."""
+"""After this many failures of a batch in one session, the writer reconnects."""
 ATTEMPTS_MAX: Final = 8
-"""How often a transaction other than a commit is tried; a lost connection counts as half of them."""
+"""The maximum number of attempts at a transaction other than a commit; a lost connection counts as half of them."""
 
 SLOW_SECONDS: Final = 0.9
-"""After a commit that took longer it is asked whether its runs are still ours: the shortest lease is a second."""
+"""After a commit that took longer than this (seconds), the writer checks whether it still owns the runs: the shortest
+lease is a second.
+"""
 WAIT_SECONDS: Final = 2.0
-"""So long other transactions than commits wait for the connection."""
+"""How long transactions other than commits wait for the connection, in seconds."""
 
 
 class Tell(Protocol):
-    """Lets others know of something; `returns`: of runs that were put back."""
+    """Notifies other processes of a change; `returns`: runs were put back."""
 
     def __call__(self, *, returns: bool = False) -> None: ...
 
 
 class Work:
-    """A batch on its way: what is decided, and what may have been committed although nobody has heard so."""
+    """A batch in progress: what is decided, and what may have been committed without an answer."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = list(operations)
         self.began = time.monotonic()
         self.verdicts: dict[int, Verdict] = {}
         self.is_doubtful = False
-        """Whether units of it may have been written by a session that was lost."""
+        """Whether a session that was lost may have written some of its units."""
         self.reached: dict[int, Verdict] = {}
         """The verdicts of a transaction whose COMMIT was sent and not answered."""
         self.has_tried_simple = False
@@ -108,7 +110,7 @@ class Work:
         """How often its transaction failed for a reason that says nothing about it."""
 
     def left(self) -> list[int]:
-        """Return the places of what is not decided."""
+        """Return the positions of the undecided operations."""
         return [place for place in range(len(self.operations)) if place not in self.verdicts]
 
 
@@ -128,7 +130,9 @@ class Writer:
     ) -> None:
         self.patience = patience
         self._address = address
-        self._name = name
+        self.name = name
+        self.session_name = name
+        """What its next session is called: with the place of the worker that writes here, if there is one."""
         self._key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
         self._durability: Durability = durability
         self._tell = tell
@@ -163,7 +167,7 @@ class Writer:
             is_late = time.monotonic() - work.began > SLOW_SECONDS
             if is_late and not patient:
                 self._unfinished = work
-                raise Busy  # what has to be asked next may take long
+                raise Busy  # the next query may take long
             verdicts = [work.verdicts[place] for place in range(len(work.operations))]
             refused = self.heads.note(work.operations, verdicts)
             if refused or self.heads.comparisons != compared:
@@ -177,16 +181,17 @@ class Writer:
         return verdicts
 
     def _compared(self, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """Appends were refused, or some were accepted by a server that was replaced while the others were done.
+        """Compare with the server, because appends were refused, or some were accepted by a server that was replaced
+        meanwhile.
 
-        What was accepted and is lost by now is refused: nobody should act on it.
+        An append that was accepted and is lost by now is refused: no worker should act on it.
         """
         appends = {operation.run for operation in operations if isinstance(operation, Append)}
         try:
             lost = self.heads.compare(self._statements, sorted(appends))
         except (psycopg.Error, Slow):
             self.heads.forget_server()
-            self._drop()  # all are compared when there is a connection again
+            self._drop()  # the next connection compares all of them
             lost = set()
         return [
             Refused("head") if isinstance(operation, Append) and operation.run in lost else verdict
@@ -194,9 +199,10 @@ class Writer:
         ]
 
     def _rechecked(self, operations: Sequence[Operation], verdicts: list[Verdict]) -> list[Verdict]:
-        """Refuse appends to runs that others have claimed since: their reply was on its way for longer than a lease.
+        """Refuse appends to runs that other workers have claimed since: the reply took longer than a lease.
 
-        They are in the history. But whoever hears that would begin the body of a step that is another worker's by now.
+        The events are in the history. But a worker that got this verdict would begin the body of a step that is another
+        worker's by now.
         """
         appends = {
             place: operation
@@ -216,7 +222,7 @@ class Writer:
         ]
 
     def _asked(self, name: str, *parameters: Any) -> list[Any]:
-        """Ask something that must be known before the verdicts are, through any number of outages."""
+        """Run a query that must be answered before the verdicts are known, through any number of outages."""
         while True:
             try:
                 self._connect(True)
@@ -227,14 +233,14 @@ class Writer:
                 self._wait(outage)
 
     def _work_for(self, operations: Sequence[Operation]) -> Work:
-        """Return the work that an impatient caller has left unfinished, if it is this one."""
+        """Return the work that an impatient caller has left unfinished, if it is this batch."""
         work, self._unfinished = self._unfinished, None
         if work is not None and list(map(id, work.operations)) == list(map(id, operations)):
             return work
         return Work(operations)
 
     def _finish(self, work: Work, patient: bool) -> None:
-        """Decide about all operations of a batch, through any number of outages."""
+        """Decide all operations of a batch, through any number of outages."""
         while True:
             try:
                 self._connect(patient)
@@ -252,10 +258,10 @@ class Writer:
                 return
 
     def _pause(self, work: Work, outage: Outage, patient: bool) -> None:
-        """Wait a little before a batch is tried again: in the same session, if there is hope that it is of use."""
+        """Wait a little before a batch is tried again: in the same session, if that may still be useful."""
         self._roll_back() if isinstance(outage, Setback) and work.failures % SAME_SESSION_MAX else self._drop()
         if not patient:
-            # The caller comes again, patiently, with the same operations.
+            # The caller calls again, patiently, with the same operations.
             self._unfinished = work
             if isinstance(outage, Slow):
                 self.patience.is_slow = True
@@ -275,7 +281,7 @@ class Writer:
             work.has_tried_simple = True
         left = work.left()
         if left:
-            # These may deliver to runs that were claimed before them: what the claims have read is older then.
+            # These may deliver to runs that were claimed before them: what the claims have read is outdated then.
             claims = {place: one.row for place, one in work.verdicts.items() if isinstance(one, Claimed)}
             work.verdicts |= {place: Claimed(row) for place, row in claims.items()}
         if left and (is_alone or not self._write_in_order(work, left)):
@@ -283,7 +289,7 @@ class Writer:
                 self._write_in_order(work, [place])
 
     def _write_changes(self, work: Work) -> None:
-        """Do changes of threads in one round trip. One that was done already, before an outage, is left undecided."""
+        """Apply changes of threads in one round trip. A change that was done before an outage is left undecided."""
         left = work.left()
         changes = [work.operations[place] for place in left]
         if not left or type(changes[0]) is not ChangeThread or not only_add(changes):
@@ -301,16 +307,16 @@ class Writer:
         crash_point("store.commit.after")
 
     def _write_simple(self, work: Work) -> None:
-        """Do what is simple in one round trip. What is not accepted is left undecided."""
+        """Do the simple operations in one round trip. What is not accepted is left undecided."""
         places = {id(work.operations[place]): place for place in work.left()}
         try:
             batch = Batch([work.operations[place] for place in places.values()])
         except Misuse:
-            return  # a mistake of the engine: each is tried by itself, and only one of them fails
+            return  # a mistake in the engine: each is tried by itself, and only one of them fails
         starts = [start for start in batch.starts if not start.new.entries]
         appends = batch.appends if len(starts) == len(batch.starts) else _not_of(batch.appends, batch.starts, starts)
         if batch.has_keys:
-            # Whether a run that ends has waited for a key, and is told of it, is decided by the order of the batch.
+            # Whether an ending run has waited for a key, and gets its change, is decided by the order of the batch.
             appends = [append for append in appends if append.row.status not in ENDED]
         claims = _simple_claims(batch)
         if not starts and not appends and not claims:
@@ -357,7 +363,7 @@ class Writer:
         raise Setback(f"it gave way to other transactions {DEADLOCKS_MAX} times")
 
     def _fail(self, work: Work, places: Sequence[int], trouble: Exception, cause: Exception) -> bool:
-        """Say what became of operations whose transaction was rolled back."""
+        """Record the result of operations whose transaction was rolled back."""
         is_of_store = isinstance(trouble, StoreError) and not isinstance(trouble, Damaged)
         if is_of_store:
             self._raise_if_nothing_is_done(work, trouble, cause)
@@ -371,7 +377,7 @@ class Writer:
             raise trouble from cause
 
     def _fail_too_large(self, work: Work) -> None:
-        """Refuse what cannot be sent: the server ends the session instead of saying so."""
+        """Refuse operations that are too large to send: the server ends the session instead of saying so."""
         for place in work.left():
             if (size := _bytes_in(work.operations[place])) > VALUE_BYTES_MAX:
                 work.verdicts[place] = Failed(ValueError(f"{size} bytes are more than PostgreSQL takes at once"))
@@ -398,10 +404,10 @@ class Writer:
 
     # -- other transactions -----------------------------------------------------------------------------------------
     def transact(self, name: str, do: Callable[[PostgresStatements], R]) -> R:
-        """Do something in a transaction of its own. `name` is that of its crash points.
+        """Do something in a separate transaction. `name` is that of its crash points.
 
-        It does not wait out an outage, nor for a commit that does. But what fails for a reason that says nothing about
-        it is done again: `do` must be such that doing it twice is the same as once.
+        It does not wait for the end of an outage, nor for a commit that does. A failure for a reason that says nothing
+        about it is retried: `do` must have the same result when it is done twice.
         """
         refuse_when_brief()
         if not self._lock.acquire(timeout=WAIT_SECONDS):
@@ -433,6 +439,11 @@ class Writer:
         finally:
             self._lock.release()
 
+    def name_session(self, statements: PostgresStatements, place: str = "") -> None:
+        """Call this session, and those that follow it, after the place of the worker that writes here."""
+        self.session_name = f"{self.name} {place}".rstrip()
+        statements.all("name_session", self.session_name)
+
     def close(self) -> None:
         """Close the connection."""
         self.patience.is_over = True
@@ -442,20 +453,20 @@ class Writer:
 
     # -- the connection ---------------------------------------------------------------------------------------------
     def _connect(self, patient: bool) -> None:
-        """Make sure that there is a connection. A new one ends whatever the last one may still be doing."""
+        """Make sure that there is a connection. A new one ends what the last one may still be doing."""
         if self._connection is not None and not self._connection.closed:
             return
         if self.patience.is_over:
             raise translated(psycopg.InterfaceError("closed"), self._address.shown)
         if not patient:
             raise Outage("it is not connected")
-        connection = connect(self._address, self._name, durability=self._durability, writing=True)
+        connection = connect(self._address, self.session_name, durability=self._durability, writing=True)
         try:
             self._statements.connection = connection
             if self._address.pooler:
                 self._statements.all("lock_writer", self._key)
             else:
-                self._statements.all("end_other_sessions", self._name)
+                self._statements.all("end_other_sessions", self.name)
             self.heads.compare_if_other(self._statements)
         except psycopg.Error as error:
             outage = outage_of(error, connection)
@@ -477,11 +488,11 @@ class Writer:
         if self.patience.is_over:
             raise StoreError(
                 f"{self._address.shown} cannot be reached ({outage}), and the store was closed. What was being written "
-                "is unknown; every run is verified before it goes on."
+                "is unknown; every run is verified before it continues."
             ) from outage
 
     def _raise_outage(self, error: Exception) -> None:
-        """Raise what is waited out, unless an error is somebody's fault."""
+        """Raise the outage that an error means, unless it is the fault of the data, the role or the schema."""
         if isinstance(error, StoreError):
             return
         if (outage := outage_of(error, self._connection, self._address.schema)) is not None:
@@ -499,7 +510,7 @@ class Writer:
         self._open_connection().execute("COMMIT")
 
     def _roll_back(self) -> None:
-        """Undo the transaction. A session that cannot is dropped: then the server does it by itself."""
+        """Undo the transaction. A session that cannot is dropped: then the server undoes it."""
         try:
             if self._connection is not None and not self._connection.closed:
                 self._connection.execute("ROLLBACK")
@@ -508,7 +519,7 @@ class Writer:
 
     # -- unknown commits --------------------------------------------------------------------------------------------
     def _read_back(self, work: Work) -> None:
-        """Find out what of a batch was done by a session that was lost."""
+        """Find out which operations of a batch a lost session has done."""
         try:
             if work.reached:
                 if any(is_there(self._row, work.operations[place], one) for place, one in work.reached.items()):
@@ -523,7 +534,9 @@ class Writer:
             raise outage_of(error, self._connection) or Setback(str(error)) from error
 
     def _is_written(self, operation: Operation) -> bool:
-        """Tell whether a simple operation was accepted. A run with the same beginning may yet be somebody else's."""
+        """Return True if a simple operation was accepted. A run with the same beginning may still be another
+        worker's.
+        """
         if not isinstance(operation, Append | StartRun) or not is_there(self._row, operation, Accepted()):
             return False
         if isinstance(operation, Append):
@@ -537,7 +550,7 @@ class Writer:
 
 
 def _gave_way(error: Exception) -> bool:
-    """Tell whether a transaction gave way to another one, and so is certainly undone."""
+    """Return True if a transaction gave way to another one, and so is certainly undone."""
     return isinstance(error, psycopg.Error) and error.sqlstate in GIVE_WAY
 
 
@@ -555,9 +568,9 @@ def _bytes_in(value: Any) -> int:
 
 
 def _simple_claims(batch: Batch) -> list[Claim]:
-    """Return the claims of a worker that concern no run which anything else in the batch mentions.
+    """Return the claims of a worker that concern no other run of the batch.
 
-    One of a run that is not in the queue `default` has no verdict then, and is done in order.
+    A claim of a run outside the queue `default` gets no verdict then, and is done in order.
     """
     if not any(type(one) is Claim for _, one in batch.others):
         return []
@@ -566,12 +579,12 @@ def _simple_claims(batch: Batch) -> list[Claim]:
     everything = (*batch.appends, *batch.starts, *(one for _, one in batch.others))
     mentioned = Counter(run for one in everything for run in runs_mentioned(one))
     claims = [one for _, one in batch.others if isinstance(one, Claim) and mentioned[one.run] == 1 and one.queued]
-    claims = [one for one in claims if UNFINISHED.issuperset(one.statuses)]  # an ended run may be being deleted
+    claims = [one for one in claims if UNFINISHED.issuperset(one.statuses)]  # an ended run may be in deletion
     return [one for one in claims if (one.worker, one.statuses) == (claims[0].worker, claims[0].statuses)]
 
 
 def _not_of(appends: Sequence[Append], all_starts: Sequence[StartRun], starts: Sequence[StartRun]) -> list[Append]:
-    """Return the appends that are not to runs whose start is done otherwise."""
+    """Return the appends except those to runs whose start is done in order."""
     kept = {start.new.row.id for start in starts}
     left_out = {start.new.row.id for start in all_starts} - kept
     return [append for append in appends if append.run not in left_out]

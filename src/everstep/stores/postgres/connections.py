@@ -1,7 +1,7 @@
-"""Connections to one server: settings, what an error means, and an outage, which is waited out.
+"""Connections to one server: settings, the meaning of an error, and outages, which are waited out.
 
-A lost connection is not a failure: the server was restarted, or a cable was pulled. Whoever writes waits for as long as
-it lasts, and then asks what of its last transaction was done. Whoever reads waits for a moment and is then told.
+A lost connection is not a failure: the server was restarted, or a cable was pulled. A writer waits as long as the
+outage lasts, and then reads back what its last transaction did. A reader waits for a moment and then gets an error.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ R = TypeVar("R")
 
 CONNECT_SECONDS: Final = 10
 PING_SECONDS: Final = 3
-"""How long it is tried to find out why a connection could not be made."""
+"""How long to look for the reason why a connection could not be made, in seconds."""
 PAUSE_SECONDS_MIN: Final = 0.02
 PAUSE_SECONDS_MAX: Final = 0.5
 REMINDER_SECONDS: Final = 30.0
-"""So often an outage that lasts is mentioned in the log."""
+"""The interval between log lines during an outage, in seconds."""
 
 VERSION_MIN: Final = 140000
 
@@ -46,15 +46,16 @@ BEGIN_TO_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY NOT DEFE
 
 
 def as_options(settings: Mapping[str, str]) -> str:
-    """Return settings as libpq's `options` have them."""
+    """Return settings in the form of libpq's `options`."""
     return " ".join(f"-c {name}=" + value.replace("\\", "\\\\").replace(" ", "\\ ") for name, value in settings.items())
 
 
 _PLANS: Final = {"jit": "off", "enable_seqscan": "off", "plan_cache_mode": "force_generic_plan"}
 _PLANS_OF_WRITER: Final = {**_PLANS, "enable_mergejoin": "off"}
 PLANS: Final = as_options(_PLANS)
-"""Everything is found by an index. A plan that was made while a table was small stays right when it has grown, and is
-made once: however large a store is, what a worker asks all the time takes the same."""
+"""Every query uses an index. A plan that was made while a table was small stays right when it has grown, and is made
+once: a worker's frequent queries take the same time however large the store is.
+"""
 PLANS_OF_WRITER: Final = as_options(_PLANS_OF_WRITER)
 RULES: Final = {
     "search_path": "pg_catalog, pg_temp",
@@ -70,17 +71,19 @@ RULES: Final = {
     "array_nulls": "on",
     "row_security": "off",
 }
-"""What a role or a database may have set otherwise, and must not be otherwise here.
+"""Settings that a role or a database may have changed, and that must not differ here.
 
 With this `search_path` an operator, a type or a function is the server's own, whatever others have put into schemas
-that the role would look into. `row_security` is off so that a policy which hides rows from this role is an error: a row
-that is not seen must not be taken for one that is not there. How values are shown (DateStyle, TimeZone, bytea_output …)
-is left to the role: no statement of a store depends on it. `session_replication_role` only a superuser may set.
+that the role would search. `row_security` is off so that a policy which hides rows from this role is an error: a hidden
+row must not be taken for a missing one. How values are shown (DateStyle, TimeZone, bytea_output …) is left to the role:
+no statement of a store depends on it. Only a superuser may set `session_replication_role`.
 """
 VERSION_17: Final = 170000
 SINCE_17: Final = "transaction_timeout"
 _since_17: set[str] = set()
-"""The servers that know this one as well. Others refuse a session that names it, and none says its version before."""
+"""The servers that know this setting as well. Others refuse a session that names it, and none reveals its version
+before.
+"""
 KEEPALIVE: Final = {
     "keepalives": "1",
     "keepalives_idle": "5",
@@ -88,25 +91,27 @@ KEEPALIVE: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "10000",
 }
-"""So that a server which is gone is noticed in a quarter of a minute, whatever the network says."""
+"""With these a dead connection is noticed within a quarter of a minute, whatever the network does."""
 LOOKS_AT_POOLER: Final = 3
 UNSAID_POOLER: Final = "unsupported startup parameter"
-"""What PgBouncer says to the settings of a session, unless it was told to pass over them."""
+"""PgBouncer's answer to the settings of a session, unless it is configured to ignore them."""
 
 _has_poll: Final = hasattr(select, "poll")
 _open_connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
 
 
 class Outage(Exception):
-    """The server cannot be reached just now, or the connection was lost."""
+    """The server cannot be reached now, or the connection was lost."""
 
 
 class Slow(Outage):
-    """The server has not answered for as long as the loop of an application waits. It may answer yet."""
+    """The server has not answered within the time that a loop waits. It may still answer."""
 
 
 def wait_for_socket(fileno: int, *, reading: bool = True, writing: bool = False) -> tuple[bool, bool]:
-    """Wait until a socket can be read or written, and tell which. Raises `Slow` when a loop has waited long enough."""
+    """Wait until a socket can be read or written, and return which. Raises `Slow` when a loop has waited long
+    enough.
+    """
     until = waits_until()
     left = None if until is None else max(0.0, until - time.monotonic())
     if _has_poll:
@@ -124,13 +129,14 @@ def wait_for_socket(fileno: int, *, reading: bool = True, writing: bool = False)
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection of a store, whose answers the loop of an application waits for only briefly."""
+    """A connection of a store. On the thread of an application's loop it waits only briefly for an answer."""
 
     said: dict[str, str] | None = None
-    """The settings that each transaction says for itself: behind a pooler a session is anybody's. None if the session
-    has them."""
+    """The settings that each transaction sets itself, because behind a pooler other clients use the same session. None
+    if the session has them.
+    """
     unanswered: "PQGen[Any] | None" = None
-    """What a loop has asked, and did not wait for."""
+    """A query of a loop that was left before its answer came."""
 
     def wait(self, gen: "PQGen[R]", *args: Any, **named: Any) -> R:
         """Wait for an answer; on a thread that waits only briefly, raise `Slow` in time."""
@@ -151,30 +157,30 @@ class Connection(psycopg.Connection[Any]):
             raise
 
     def take_answer(self) -> None:
-        """Wait for what was asked and not waited for, so that the connection is of use again."""
+        """Wait for the answer to a query that was left, so that the connection can be used again."""
         gen, self.unanswered = self.unanswered, None
         if gen is not None:
             try:
                 super().wait(gen)
             except psycopg.Error:
-                pass  # whoever asked it asks again, and is told
+                pass  # the caller asks again, and gets the error then
 
 
 class Setback(Outage):
     """The server was reached and did not do what was asked, for a reason that says nothing about the data.
 
-    A cancelled statement, a lack of memory, and all that is not known. It is handled as an outage is: what was written
-    is unknown, so it is rolled back, read back and tried again. The session may be of use still: to make a new one for
-    each cancelled statement would take longer than to be cancelled again.
+    A cancelled statement, a lack of memory, or an unknown error. It is handled as an outage: the result of the write is
+    unknown, so it is rolled back, read back and tried again. The session may still be usable: a new one for each
+    cancelled statement would take longer than the next cancellation.
     """
 
 
 def connect(
     address: Address, name: str, *, durability: Durability, writing: bool = False, own_path: bool = True
 ) -> Connection:
-    """Open a connection with the settings of every connection. Raises `Outage`.
+    """Open a connection with the common settings. Raises `Outage`.
 
-    Without `own_path` names are looked for as the role has it: for statements of a user's.
+    Without `own_path` the role's own `search_path` applies: for statements of a user's.
     """
     settings = {**RULES, **(_PLANS_OF_WRITER if writing else _PLANS)}
     settings["synchronous_commit"] = "on" if durability == "power" else "off"
@@ -198,7 +204,7 @@ def connect(
 
 
 def _of_transaction(settings: dict[str, str]) -> dict[str, str]:
-    """Return the settings that a transaction says after its BEGIN, which says the rest."""
+    """Return the settings that a transaction sets after its BEGIN, which sets the rest."""
     return {name: value for name, value in settings.items() if not name.startswith("default_")}
 
 
@@ -216,21 +222,21 @@ def _understood(address: Address) -> Mapping[str, Any]:
 def _parameters(given: Mapping[str, Any], name: str, writing: bool) -> dict[str, Any]:
     wishes: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
     if writing or "," in str(given.get("host", "")):  # of several hosts one may be a standby that lags behind
-        wishes["target_session_attrs"] = "primary"  # be a session read-only: its transactions say that they write
+        wishes["target_session_attrs"] = "primary"  # a session may be read-only: its transactions say that they write
     parameters = {key: value for key, value in wishes.items() if key not in given}
     return {**parameters, "application_name": name, "client_encoding": "UTF8"}
 
 
 def _make_sure(connection: Connection, address: Address, settings: dict[str, str]) -> None:
-    """Make sure that the settings are in force: a pooler may have dropped what the connection began with.
+    """Make sure that the settings are in force: a pooler may have dropped those of the session.
 
-    Then each transaction says them. A session that a pooler may give to others is never changed.
+    Then each transaction sets them. A session that a pooler may give to other clients is never changed.
     """
     both = (list(settings), list(settings.values()))
     try:
         if connection.execute(statements(address.schema)["settings_missing"], both).fetchall():
             connection.said = _of_transaction(settings)
-            # A statement would be prepared before its transaction, where the role's timeouts are in force.
+            # A prepared statement would be prepared before its transaction, where the role's timeouts are in force.
             connection.prepare_threshold = None
     except psycopg.Error as error:
         outage = outage_of(error, connection)
@@ -242,13 +248,13 @@ def _make_sure(connection: Connection, address: Address, settings: dict[str, str
 
 
 def said_by(connection: Any) -> tuple[list[str], list[str]] | None:
-    """Return the names and values that each transaction on a connection says; None if its session has them."""
+    """Return the names and values that each transaction on a connection sets; None if its session has them."""
     said: dict[str, str] | None = getattr(connection, "said", None)
     return None if said is None else (list(said), list(said.values()))
 
 
 def begin(connection: Connection, how: str = BEGIN) -> None:
-    """Begin a transaction that says for itself what it depends on."""
+    """Begin a transaction that sets for itself what it depends on."""
     connection.execute(how)
     if said := said_by(connection):
         connection.execute(statements(DEFAULT_SCHEMA)["say_for_transaction"], said)  # it names no table
@@ -256,7 +262,7 @@ def begin(connection: Connection, how: str = BEGIN) -> None:
 
 @contextlib.contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Within the block there is such a transaction; an error rolls it back."""
+    """Run the block in such a transaction; an error rolls it back."""
     begin(connection)
     try:
         yield
@@ -267,12 +273,30 @@ def transaction(connection: Connection) -> Iterator[None]:
     connection.execute("COMMIT")
 
 
+@contextlib.contextmanager
+def pipelined(connection: Connection) -> Iterator[None]:
+    """What is executed in the block is sent in one go.
+
+    psycopg ends a pipeline after an error as well, and logs a warning if that fails: for a lost connection, the same
+    error once more on stderr. So it is ended here without knowing of the error, and that is raised.
+    """
+    block = contextlib.ExitStack()
+    block.enter_context(connection.pipeline())
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(psycopg.Error, Outage):
+            block.close()
+        raise
+    block.close()
+
+
 def refuse_unsaid_pooler(connection: Connection, address: Address) -> None:
     """Raise `StoreUnusable` if transactions go to changing sessions and the URL does not say so.
 
-    A pooler tells its clients process numbers of its own, so most addresses cost one question. Behind one in session
-    mode each connection keeps its session; in transaction mode another's transaction takes it away, unless others have
-    just come between, so that is tried a few times.
+    A pooler reports process numbers of its own to its clients, so most addresses cost one query. Behind one in session
+    mode each connection keeps its session; in transaction mode another client's transaction takes it away, unless
+    others have just come between, so that is tried a few times.
     """
     if address.pooler or (before := _session_of(connection, address)) == connection.info.backend_pid:
         return
@@ -287,7 +311,7 @@ def refuse_unsaid_pooler(connection: Connection, address: Address) -> None:
 
 
 def unsaid_pooler(address: Address) -> str:
-    """Return what to say about such a pooler."""
+    """Return the message about such a pooler."""
     return (
         f"Between here and {address.shown} is a pooler that gives each transaction another session. "
         "Say so in the URL, and Everstep keeps nothing in a session: …?pooler=on. Nothing was changed."
@@ -301,7 +325,7 @@ def _session_of(connection: Connection, address: Address) -> int:
 
 
 def _connected(address: Address, settings: dict[str, Any]) -> Connection:
-    """Connect; to a server that turns out to know more rules a second time, with those."""
+    """Connect. To a server that turns out to know more rules, connect a second time with those."""
     if address.pooler:
         return _connect(address, settings)
     newer = {**settings, "options": f"{settings['options']} -c {SINCE_17}=0"}
@@ -311,7 +335,7 @@ def _connected(address: Address, settings: dict[str, Any]) -> Connection:
         except Outage as outage:
             if SINCE_17 not in str(outage):
                 raise
-            _since_17.discard(address.server)  # another server is there now, and an older one
+            _since_17.discard(address.server)  # another, older server is at this address now
     connection = _connect(address, settings)
     if connection.info.server_version < VERSION_17:
         return connection
@@ -328,13 +352,13 @@ def _connect(address: Address, settings: dict[str, Any]) -> Connection:
         outage = Outage(without_password(_one_line(error), address.server))
         if str(outage) == _one_line(error):
             raise outage from error
-    raise outage  # not from what has the password in it
+    raise outage  # without the cause, which contains the password
 
 
 def is_away(address: Address) -> bool:
-    """Tell whether no server answers, or one that is starting or stopping: not one that refuses just this client.
+    """Return True if no server answers, or one that is starting or stopping: not one that refuses only this client.
 
-    libpq decides that by the SQLSTATE of the refusal, which it tells nobody else.
+    libpq decides that by the SQLSTATE of the refusal, which it does not pass on.
     """
     given = psycopg.conninfo.conninfo_to_dict(address.server)
     wishes: dict[str, Any] = {"connect_timeout": PING_SECONDS, **given}
@@ -343,7 +367,7 @@ def is_away(address: Address) -> bool:
 
 
 def ground(error: Exception, connection: Connection | None, schema: str = "") -> Ground:
-    """Return whose fault an error is. `schema` is that of the store: a rule of another table is not about its rows."""
+    """Return the cause of an error. `schema` is that of the store: a rule of another table is not about its rows."""
     if isinstance(error, Setback):
         return "again"
     if isinstance(error, Outage) or connection is None or connection.closed:
@@ -360,7 +384,7 @@ def ground(error: Exception, connection: Connection | None, schema: str = "") ->
 
 
 def outage_of(error: Exception, connection: Connection | None, schema: str = "") -> Outage | None:
-    """Return an error as what is waited out, or None if it is somebody's fault."""
+    """Return an error as an outage to wait out, or None if it is the fault of the data, the role or the schema."""
     if isinstance(error, Outage):
         return error
     found = ground(error, connection, schema)
@@ -370,7 +394,7 @@ def outage_of(error: Exception, connection: Connection | None, schema: str = "")
 
 
 def translated(error: Exception, where: str) -> Exception:
-    """Return the error that a user should see instead of one of PostgreSQL, or the error itself if about a value."""
+    """Return the error that users see instead of PostgreSQL's, or the error itself if it is about a value."""
     text = _one_line(error)
     match error:
         case Setback():
@@ -387,9 +411,13 @@ def translated(error: Exception, where: str) -> Exception:
 def _meaning(error: psycopg.Error, text: str, where: str) -> Exception:
     match ground_of(error.sqlstate) if error.sqlstate is not None else "value":
         case "full":
-            return StoreFull(f"There is no room for {where}. Nothing was written. Free some space; work then goes on.")
+            return StoreFull(
+                f"There is no room for {where}. Nothing was written. Free some space; work then continues."
+            )
         case "forbidden":
-            return StoreReadOnly(f"This role may not use {where} ({text}). Grant it what it needs; work then goes on.")
+            return StoreReadOnly(
+                f"This role may not use {where} ({text}). Grant it what it needs; work then continues."
+            )
         case "unusable":
             return StoreUnusable(
                 f"{where} is not, or no longer, a store of this release ({text}). Nothing was written. "
@@ -408,7 +436,7 @@ def _meaning(error: psycopg.Error, text: str, where: str) -> Exception:
 
 
 def refused(error: Exception, where: str) -> Exception:
-    """Return the error that a user should see of a question, in which there is no value to blame."""
+    """Return the error that users see for a query, which has no value to blame."""
     trouble = translated(error, where)
     if isinstance(trouble, psycopg.Error):
         return StoreError(f"{where} refused what was asked of it ({_one_line(error)}).")
@@ -416,45 +444,45 @@ def refused(error: Exception, where: str) -> Exception:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return what an error says, without details: those may show what was to be written."""
+    """Return an error's text without its details, which may show stored values."""
     if isinstance(error, psycopg.Error) and error.sqlstate is not None:
         return f"{error.diag.message_primary or type(error).__name__} [{error.sqlstate}]"
     return " ".join(str(error).split()).rstrip(".?") or type(error).__name__
 
 
 class Patience:
-    """Waiting out an outage: short pauses that grow, a word in the log when it begins, now and then, and at its end."""
+    """Waits out an outage: short pauses that grow, and log lines at its beginning, now and then, and at its end."""
 
-    begins = "The connection to %s was lost (%s). It is made again; work goes on then."
+    begins = "The connection to %s was lost (%s). It is made again; work continues then."
     lasts = "%s has not been reached for %.0f seconds (%s)."
     ends = "%s is reached again, after %.1f seconds."
 
     def __init__(self, where: str) -> None:
         self.is_over = False
-        """Whether the store was closed: then nobody waits."""
+        """Whether the store was closed: then no thread waits."""
         self.is_slow = False
-        """Whether the last answer took longer than a loop waits: then none is waited for on a loop."""
+        """Whether the last answer took longer than a loop waits: then a loop does not wait at all."""
         self.is_watched = False
-        """Whether a thread is trying to reach the server all the time, and says when it does."""
+        """Whether a thread is trying to reach the server all the time, and reports when it succeeds."""
         self.ask_watcher: Callable[[], None] = lambda: None
-        """Have that thread look at once. Its own session may be sound while those that read were lost."""
+        """Make that thread check at once. Its own session may be fine although those that read were lost."""
         self._where = where
         self._since = 0.0
         self._mentioned = 0.0
         self._pause = PAUSE_SECONDS_MIN
 
     def seconds(self) -> float:
-        """Return for how long the server has not been reached; 0 if it is."""
+        """Return the seconds since the server was last reached; 0 if it is reachable."""
         return time.monotonic() - self._since if self._since else 0.0
 
     def wait(self, why: Exception, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Note that the server was not reached, and wait a little."""
+        """Record that the server was not reached, and wait a little."""
         self.note(why)
         sleep(self._pause)
         self._pause = min(self._pause * 1.5, PAUSE_SECONDS_MAX)
 
     def note(self, why: Exception) -> None:
-        """Note that the server was not reached."""
+        """Record that the server was not reached."""
         now = time.monotonic()
         if not self._since:
             self._since = self._mentioned = now
@@ -464,7 +492,7 @@ class Patience:
             log.error(self.lasts, self._where, now - self._since, why)
 
     def end(self) -> None:
-        """The server was reached."""
+        """Record that the server was reached."""
         if self._since:
             log.warning(self.ends, self._where, time.monotonic() - self._since)
             self._since = 0.0
@@ -489,7 +517,9 @@ def close_quietly(connection: Connection | None) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """A child shares the sockets and would keep the locks of its parent alive: it lets go of them, unheard."""
+    """In a forked child: release the sockets, which it shares with its parent and would keep the parent's
+    locks alive.
+    """
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for connection in list(_open_connections):
         try:

@@ -1,8 +1,9 @@
-"""What steps are made of, sent without what psycopg does around a statement: that costs more than the rest of a step.
+"""The statements of every step, sent without psycopg's own work around a statement, which costs more than the rest of a
+step.
 
-A statement is prepared once on each connection, with types that do not depend on its values, which come as bytes.
-Several are sent at once: then they are one transaction, which commits when the last of them is done, or does nothing.
-Nothing else is different: they are sent, waited for and answered on the same connection, and errors are psycopg's.
+A statement is prepared once on each connection, with types that do not depend on its values, which are sent as bytes.
+Several may be sent at once: then they are one transaction, which commits when the last one is done, or does nothing.
+Nothing else differs: they use the same connection, and errors are psycopg's.
 """
 
 import struct
@@ -56,11 +57,13 @@ class Direct:
             return _answer(connection.pgconn).command_tuples or 0
 
     def written(self, values: Sequence[Any]) -> list[bytes | None]:
-        """Return the parameters as they are sent."""
+        """Return the parameters in their wire format."""
         return [write(value) for write, value in zip(self._writers, values, strict=True)]
 
     def prepare(self, connection: Connection) -> None:
-        """Let the server know the statement, if it does not. Behind a pooler it may be another one each time."""
+        """Prepare the statement on this server, if it is not prepared. Behind a pooler it may be another server each
+        time.
+        """
         if self._connection is not connection and connection.prepare_threshold is not None:
             connection.pgconn.send_prepare(self._name, self._text, self._types)
             _answer(connection.pgconn)
@@ -82,7 +85,7 @@ _COMMIT: Final = Direct("commit", "COMMIT", "")
 def done_together(connection: Connection, asked: Sequence[tuple[Direct, Sequence[Any]]]) -> list[pq.abc.PGresult]:
     """Do statements in one transaction and one round trip, and return their results. The first error is raised.
 
-    Behind a pooler the transaction says its own settings, unless it is open already.
+    Behind a pooler the transaction sets its own settings, unless it is open already.
     """
     pgconn = connection.pgconn
     if (said := said_by(connection)) and pgconn.transaction_status == pq.TransactionStatus.IDLE:
@@ -136,7 +139,7 @@ _READERS: Final[dict[str, Callable[[bytes | None], Any]]] = {"n": _number, "t": 
 
 
 class _LostIsLost:
-    """Within it, what libpq says of a lost connection is told as that."""
+    """A context in which libpq's error about a lost connection becomes the error for a lost connection."""
 
     __slots__ = ()
 
@@ -144,12 +147,12 @@ class _LostIsLost:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:  # it is not the server that says so
+        if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:  # libpq says so, not the server
             raise errors.ConnectionException(str(error)) from error
 
 
 def _answer(pgconn: pq.abc.PGconn) -> pq.abc.PGresult:
-    """Send what is not sent yet, and wait for the answer; a signal may interrupt that. An error is raised."""
+    """Send what is not sent yet, and wait for the answer; a signal may interrupt that. Errors are raised."""
     _send_all(pgconn)
     result = _result(pgconn)
     if result.status not in FINE:

@@ -1,12 +1,12 @@
-"""From where on the lines of waiting runs are read: where the last look found the first run that waits.
+"""Where to start reading the lines of waiting runs: at the place where the last look found the first one.
 
-Runs are claimed from the front of an index, and what was claimed leaves a dead entry there. As long as any transaction
-can see the past of the database, no entry may be removed, and a look that begins at the front walks over all of them.
-So a store object remembers how far nothing waits, and begins there.
+Runs are claimed from the front of an index, and a claimed run leaves a dead entry there. As long as any transaction can
+see the past of the database, no entry may be removed, and a look that begins at the front walks over all of them. So a
+store object remembers up to where no run waits, and begins there.
 
-What is remembered is never needed to be right. A run that is put back has its old age, and so does one whose start took
-long to commit: it may come in before the place from which is read. So places stay a little behind the clock, who puts
-runs back says so, and now and then a look begins at the front again: every second, or less often if that takes long.
+What is remembered need not be right. A run that is put back has its old age, and so does one whose start took long to
+commit: it may appear before the remembered place. So places stay a little behind the clock, a process that puts runs
+back announces it, and now and then a look begins at the front: every second, or less often if that takes long.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,42 +15,42 @@ from typing import Final
 from everstep.stores.ticks import ticks
 
 BEHIND_MICROSECONDS: Final = 1_000_000
-"""How far places stay behind the clock: a start is older than its commit."""
+"""How far places stay behind the clock, because a start is older than its commit."""
 WHOLE_SECONDS: Final = 1.0
-"""How often a look begins at the front again, at most."""
+"""The minimum time between looks from the front, in seconds."""
 SHARE: Final = 100
-"""Looks from the front take at most one in this many parts of the time."""
+"""Looks from the front take at most one part in this many of the time."""
 NUMBERS_BEHIND: Final = 200
-"""How many of the newest deliveries are read with each look."""
+"""The number of newest deliveries that each look reads."""
 PRIORITIES_MAX: Final = 32
-"""For this many priorities of a line a place is remembered."""
+"""The maximum number of priorities of a line for which a place is remembered."""
 QUEUES_MAX: Final = 1_000
 LEAST: Final = -(2**63)
 MOST: Final = 2**63 - 1
 LAST_NAME: Final = "\U0010ffff"
-"""Comes after every name."""
+"""Sorts after every name."""
 
 Place = tuple[int, str]
 BEGINNING: Final[Place] = (LEAST, "")
 
 
 class Line:
-    """Runs that wait in the order of their priorities and ages. The usual priority is known from the beginning."""
+    """Runs that wait, in the order of their priorities and ages. The default priority is known from the beginning."""
 
     def __init__(self) -> None:
         self.places: dict[int, Place] = {0: BEGINNING}
 
     def known(self) -> tuple[list[int], list[int], list[str]]:
-        """Return the priorities with a place, and the places."""
+        """Return the priorities with a remembered place, and the places."""
         return list(self.places), [at for at, _ in self.places.values()], [id for _, id in self.places.values()]
 
     def gaps(self) -> tuple[list[int], list[int]]:
-        """Return what lies between the known priorities: above and below, neither of which is meant."""
+        """Return the ranges between the known priorities: their upper and lower bounds, both exclusive."""
         known = sorted(self.places, reverse=True)
         return [MOST, *known], [*known, LEAST]
 
     def note(self, at: int, firsts: Iterable[tuple[int, int, str]]) -> None:
-        """Remember the first run of each priority, as (priority, age, id), that a look found which began at a time."""
+        """Remember the first run of each priority, as (priority, age, id), that a look found which began at `at`."""
         behind = (at - BEHIND_MICROSECONDS, "")
         found = {priority: (created_at, id) for priority, created_at, id in firsts}
         for priority, place in self.places.items():
@@ -65,7 +65,7 @@ class Line:
 
 
 class Looks:
-    """Says when a look begins at the front."""
+    """Decides when a look begins at the front."""
 
     def __init__(self, seconds: float) -> None:
         self._pause = round(seconds * 1_000_000)
@@ -73,31 +73,31 @@ class Looks:
         self._began_at = 0
 
     def are_due(self) -> bool:
-        """Tell whether the look that begins now is one from the front."""
+        """Return True if the look that begins now should begin at the front."""
         self._began_at = ticks()
         return self._began_at >= self._next_at or not self._pause
 
     def took_place(self) -> None:
-        """A look from the front has ended."""
+        """Record the end of a look from the front."""
         now = ticks()
         self._next_at = now + max(self._pause, SHARE * (now - self._began_at))
 
     def begin_anew(self) -> None:
-        """Let the next look begin at the front."""
+        """Make the next look begin at the front."""
         self._next_at = 0
 
 
 class Lines:
-    """The lines of all queues but `default`."""
+    """The lines of all queues except `default`."""
 
     def __init__(self, whole_seconds: float) -> None:
         self.looks = Looks(whole_seconds)
         self.lines: dict[str, Line] = {}
         self.delayed: dict[str, int] = {}
-        """From when on runs of each queue are read that wait for their time."""
+        """The time from which runs with a delay are read, by queue."""
 
     def add(self, names: Iterable[str]) -> bool:
-        """Read the lines of these queues from now on; tells whether any of them is new."""
+        """Read the lines of these queues from now on; True if any of them is new."""
         new = [name for name in names if name not in self.lines]
         if len(self.lines) + len(new) > QUEUES_MAX:
             self.lines, self.delayed = {}, {}
@@ -135,7 +135,7 @@ class Lines:
 
 
 class Inboxes:
-    """From which number on pending deliveries are read, and which older ones were pending when it was looked last."""
+    """The number from which pending deliveries are read, and the older ones that were pending at the last look."""
 
     def __init__(self, whole_seconds: float) -> None:
         self.looks = Looks(whole_seconds)
@@ -143,7 +143,7 @@ class Inboxes:
         self.older: list[int] = []
 
     def note(self, newest: int, pending: Sequence[int]) -> None:
-        """Remember what a look found. Numbers are not committed in their order, so the newest are read again."""
+        """Remember what a look found. Numbers are not committed in order, so the newest are read again."""
         self.since = max(self.since, newest - NUMBERS_BEHIND)
         self.older = [number for number in pending if number < self.since]
 
@@ -154,19 +154,19 @@ class Due:
     def __init__(self, whole_seconds: float) -> None:
         self.looks = Looks(whole_seconds)
         self.at = LEAST + BEHIND_MICROSECONDS
-        """When it was looked last."""
+        """When the last look was."""
         self.asked_by: tuple[str, bool] | None = None
-        """Which worker asked, and whether about all runs or only its own."""
+        """The worker of the last look, and whether it looked for all runs or only its own."""
         self.free = Line()
         self.free_from = LEAST
-        """From when on timers of free runs are read."""
+        """The time from which timers of free runs are read."""
         self.own_from = LEAST
         self.gone_owners: list[str] = []
-        """Who had runs and no lease when a look began at the front."""
+        """Owners of runs without a lease, at the last look from the front."""
         self.gone_wake: int | None = None
-        """When the first timer of their runs is due; None if that was not asked yet."""
+        """When the first timer of their runs is due; None if that was not read yet."""
         self.gone: list[str] = []
-        """Those of them of which the last look found runs."""
+        """Those of them whose runs the last look found."""
 
     def begin_anew(self, worker: str, everyone: bool) -> None:
         """Read all from the front."""

@@ -1,7 +1,7 @@
-"""The heads that this process saw durable, to compare a server with that may have lost what it promised.
+"""The newest events that this process saw durable, to detect a server that has lost what it promised.
 
 A standby that was promoted has everything up to some moment. With asynchronous replication, or `durability="process"`
-and a crash, what came later is gone, and the histories end earlier. So after each new connection of the writer, before
+and a crash, later events are gone, and the histories end earlier. So after each new connection of the writer, before
 anything is written, the heads are compared with the server, unless that is the same server process as before. So are
 those of runs whose appends were refused.
 """
@@ -29,15 +29,15 @@ from everstep.stores.rows.runs import LostTail
 from everstep.stores.rows.transfer import Deleted, DeletePart
 
 HEADS_MAX: Final = 100_000
-"""So many runs are remembered, those that were written last."""
+"""The maximum number of runs that are remembered, the most recently written ones."""
 APPENDS_MAX: Final = 2_000
-"""Of so many appends the events are kept, to say what was begun in a part that is lost."""
+"""The number of newest appends whose events are kept, to say what was begun in a part that is lost."""
 APPENDS_BYTES_MAX: Final = 16_000_000
-"""How many bytes the bodies of those events may have together."""
+"""The maximum size of the bodies of those events together."""
 PAGE: Final = 10_000
-"""So many heads are compared in one statement."""
+"""The number of heads that are compared in one statement."""
 MISSING_MICROSECONDS: Final = 3_600_000_000
-"""An ended run that is gone is worth a word for so long; after that somebody has deleted it."""
+"""Report a missing ended run only within this time; later assume that it was deleted."""
 
 
 class Head(NamedTuple):
@@ -51,15 +51,15 @@ class Head(NamedTuple):
 
 
 _Facts = tuple[int, int, bytes, int, str]
-"""A head while it is only kept: a plain tuple is made in a fifth of the time."""
+"""A head as it is stored: a plain tuple is made in a fifth of the time."""
 
 
 class Heads:
-    """What the writer of a store remembers. Used under the writer's lock; `take` by anybody."""
+    """What the writer of a store remembers. Used under the writer's lock; any thread may call `take`."""
 
     def __init__(self) -> None:
-        # Two halves: the newest heads, and when there are too many of these, those before them. That is cheaper than to
-        # keep all in the order of their times.
+        # Two halves: the newest heads, and the ones before when there are too many. That is cheaper than to sort all by
+        # time.
         self._newest: dict[str, _Facts] = {}
         self._older: dict[str, _Facts] = {}
         self._appends: deque[tuple[str, int, Sequence[EventRow], int]] = deque()
@@ -71,7 +71,7 @@ class Heads:
 
     # -- remembering ------------------------------------------------------------------------------------------------
     def note(self, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> list[str]:
-        """Remember the heads of what was accepted, and return the runs whose appends were refused for theirs."""
+        """Remember the heads of what was accepted, and return the runs whose appends were refused for their heads."""
         refused: list[str] = []
         for operation, verdict in zip(operations, verdicts, strict=True):
             if type(verdict) is Accepted:
@@ -99,7 +99,7 @@ class Heads:
         return refused
 
     def _keep(self, run: str, generation: int, events: Sequence[EventRow]) -> None:
-        """Keep the newest events, as far as there is room for them."""
+        """Keep the newest events, within the limits."""
         size = sum([len(event[4]) for event in events])
         self._appends.append((run, generation, events, size))
         self._bytes += size
@@ -115,7 +115,7 @@ class Heads:
         self._older.pop(run, None)
 
     def _note_claim(self, row: RunRow) -> None:
-        """A run whose head is behind what was seen stays remembered by that: its tail is lost."""
+        """Remember a claimed run, unless its head is behind what was seen: then its tail is lost."""
         head = self._head_of(row.id)
         if head is None or (head.generation, head.seq) <= (row.generation, row.head_seq):
             self._note_row(row)
@@ -125,7 +125,7 @@ class Heads:
 
     # -- comparing --------------------------------------------------------------------------------------------------
     def compare_if_other(self, statements: PostgresStatements) -> None:
-        """Compare all heads, unless the server is the one that this was asked of the last time."""
+        """Compare all heads, unless this is the same server process as at the last comparison."""
         server = statements.all("server_process")
         if server != self._server:
             self.compare(statements, [*self._newest, *(self._older.keys() - self._newest.keys())])
@@ -133,11 +133,11 @@ class Heads:
         self._server = server
 
     def forget_server(self) -> None:
-        """Compare all heads at the next connection, whatever that leads to."""
+        """Compare all heads at the next connection, whichever server that reaches."""
         self._server = None
 
     def compare(self, statements: PostgresStatements, runs: Sequence[str]) -> set[str]:
-        """Return the runs, among these, that have lost their tails. They are told of once, and then forgotten."""
+        """Return the runs, among these, that have lost their tails. Each is reported once and then forgotten."""
         lost: set[str] = set()
         heads = {run: head for run in runs if (head := self._head_of(run)) is not None}
         for page in _pages(list(heads.items())):
@@ -151,7 +151,7 @@ class Heads:
     def _judge(
         self, run: str, head: Head, generation: int | None, there: int | None, at: int | None, status: Any, now: int
     ) -> None:
-        """Note that a run has lost its tail; unless it had ended, and was deleted or begun anew since."""
+        """Record that a run has lost its tail, unless it had ended and was deleted or restarted since."""
         if head.status in ENDED:
             if generation is None and now - head.at > MISSING_MICROSECONDS:
                 return

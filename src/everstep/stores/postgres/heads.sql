@@ -1,16 +1,16 @@
 -- What a server still has of what it promised.
 
 -- name: server_process
--- Another one may be a copy that lacks the last moment; this one, as long as it runs, lacks nothing.
+-- Another server process may be a copy that lacks the last moment; this one lacks nothing as long as it runs.
 SELECT (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint;
 
 -- name: epochs
--- Whether runs are still driven by whoever has just written to them.
+-- Whether runs are still driven by the worker that has just written to them.
 SELECT id, epoch FROM everstep.runs WHERE id = ANY ($1::text[]);
 
 -- name: heads_behind
--- Runs whose history does not have an event that was seen durable: run, generation, number, digest, time. Unless the
--- history was put right since by somebody who knew that something was lost.
+-- Runs whose history lacks an event that was seen durable: run, generation, number, digest, time. Unless a person who
+-- knew that something was lost has repaired the history since.
 SELECT seen.run, runs.generation, runs.head_seq, runs.updated_at, runs.status,
     (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint
 FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bytea[], $5::bigint[])

@@ -1,13 +1,13 @@
 -- The statements with which whole runs are deleted, and moved between stores.
 
 -- name: state_of_run
--- What decides whether a part of it may be deleted.
+-- The columns that decide whether a part of the run may be deleted.
 SELECT status, epoch, generation, EXISTS (SELECT 1 FROM everstep.holds WHERE run = $1 AND resolved_at IS NULL)
 FROM everstep.runs WHERE id = $1;
 
 -- name: as_judged
--- How many of these runs ($1) have the epochs ($2) with which they were judged, ended before $3, and have nothing that
--- speaks against their deletion. $4 begins the names of workflows that are single steps.
+-- How many of these runs ($1) still have the epochs ($2) with which they were judged, ended before $3, and have nothing
+-- that forbids their deletion. $4 is the prefix of workflow names that are single steps.
 SELECT pg_catalog.count(*) FROM unnest($1::text[], $2::bigint[]) AS judged (run, epoch) JOIN everstep.runs ON runs.id = judged.run
 WHERE runs.epoch = judged.epoch AND runs.status IN ('completed', 'failed', 'cancelled') AND runs.ended_at < $3
     AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = runs.owner AND workers.lease_until > 0)
@@ -18,45 +18,45 @@ WHERE runs.epoch = judged.epoch AND runs.status IN ('completed', 'failed', 'canc
         WHERE tagged.run = runs.id AND tagged.name = 'thread'));
 
 -- name: claim_family
--- All of them are as they were judged.
+-- Only after `as_judged` has confirmed all of them.
 UPDATE everstep.runs SET epoch = epoch + 1, owner = $2 WHERE id = ANY ($1::text[]);
 
 -- name: note_deletions
--- From now on nobody else claims them. What a deletion before has left here is about an older generation.
+-- From now on no other worker claims these runs. A row left here by an earlier deletion names an older generation.
 INSERT INTO everstep.deletions (run, generation, at) SELECT id, generation, $2::bigint FROM everstep.runs
 WHERE id = ANY ($1::text[])
 ON CONFLICT (run) DO UPDATE SET generation = excluded.generation, at = excluded.at;
 
 -- name: delete_events
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM everstep.events WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.events WHERE run = $1 LIMIT $2));
 
 -- name: delete_payloads
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM everstep.payloads WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.payloads WHERE run = $1 LIMIT $2));
 
 -- name: delete_checkpoints
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM everstep.checkpoints WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.checkpoints WHERE run = $1 LIMIT $2));
 
 -- name: delete_archive
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM everstep.archive WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.archive WHERE run = $1 LIMIT $2));
 
 -- name: delete_signals
--- A part of them. Their numbers never come back.
+-- A limited number of rows. Their numbers are never used again.
 DELETE FROM everstep.signals WHERE number IN (SELECT number FROM everstep.signals WHERE run = $1 LIMIT $2);
 
 -- name: delete_streams
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM everstep.streams WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.streams WHERE run = $1 LIMIT $2));
 
 -- name: delete_answers
--- As many as there were requests, and small.
+-- One row for each request, and all are small.
 DELETE FROM everstep.answers WHERE run = $1;
 
 -- name: note_deletion
--- The run is no longer whole. If nobody goes on with it, the next one who deletes anything does.
+-- The run is no longer whole. If this worker does not finish, the next one that deletes anything does.
 INSERT INTO everstep.deletions (run, generation, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
 
 -- name: delete_holds
@@ -64,23 +64,23 @@ INSERT INTO everstep.deletions (run, generation, at) VALUES ($1, $2, $3) ON CONF
 DELETE FROM everstep.holds WHERE run = $1;
 
 -- name: delete_notifications
--- Of these holds.
+-- The notifications of these holds.
 DELETE FROM everstep.notifications WHERE run = $1;
 
 -- name: delete_followers
--- They have been told.
+-- They have received the run's end.
 DELETE FROM everstep.followers WHERE run = $1;
 
 -- name: delete_following
--- An ended run hears nothing any more.
+-- An ended run needs the ends of other runs no longer.
 DELETE FROM everstep.followers WHERE follower = $1;
 
 -- name: delete_markers
--- A run that has ended asks no more.
+-- An ended run no longer looks for its markers.
 DELETE FROM everstep.everstep_markers WHERE run = $1;
 
 -- name: delete_relied
--- It counts on nothing any more.
+-- The run no longer depends on any key.
 DELETE FROM everstep.relied WHERE run = $1;
 
 -- name: delete_deletion
@@ -92,18 +92,18 @@ DELETE FROM everstep.deletions WHERE run = $1;
 DELETE FROM everstep.arrivals WHERE run = $1;
 
 -- name: delete_run
--- The last of it, with its tags.
+-- The last row of the run.
 WITH untagged AS (DELETE FROM everstep.tagged WHERE run = $1)
 DELETE FROM everstep.runs WHERE id = $1;
 
 -- name: dump_run
--- Its row.
+-- The run's row.
 SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
     tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
 FROM everstep.runs WHERE id = $1;
 
 -- name: dump_events
--- All generations.
+-- The events of all generations.
 SELECT generation, seq, kind, step, at, body, digest FROM everstep.events WHERE run = $1 ORDER BY generation, seq;
 
 -- name: dump_payloads
@@ -116,11 +116,11 @@ SELECT run, generation, seq, previous, engine, state, digest, complete FROM ever
 WHERE run = $1 ORDER BY generation, seq;
 
 -- name: dump_signals
--- Those that were taken, too: a second one with the same id is known by them.
+-- Including consumed ones, because a second delivery with the same id is recognised by them.
 SELECT number, run, kind, name, id, value, at, state FROM everstep.signals WHERE run = $1 ORDER BY number;
 
 -- name: dump_followers
--- Who waits for its end.
+-- The runs that wait for this run's end.
 SELECT follower, call FROM everstep.followers WHERE run = $1 ORDER BY follower, call;
 
 -- name: dump_holds
@@ -135,7 +135,7 @@ SELECT key, state, run, generation, call, seq, step, effect, arguments, round, b
 FROM everstep.effects WHERE run = $1 ORDER BY key;
 
 -- name: dump_waiters
--- Few rows: each is a call that waits just now.
+-- The whole table. It has few rows, because each is a call that waits now.
 SELECT key, call FROM everstep.waiters WHERE run = $1 ORDER BY key, call;
 
 -- name: dump_archive
@@ -143,7 +143,7 @@ SELECT key, call FROM everstep.waiters WHERE run = $1 ORDER BY key, call;
 SELECT run, generation, what, seq, row, why, at FROM everstep.archive WHERE run = $1 ORDER BY id;
 
 -- name: dump_answers
--- Where they stand.
+-- Which events hold the answers.
 SELECT run, number, generation, seq FROM everstep.answers WHERE run = $1 ORDER BY number;
 
 -- name: dump_entries
@@ -152,32 +152,32 @@ SELECT run, generation, name, position, seq, step, attempt, first, secret, at, v
 WHERE run = $1 ORDER BY generation, name, position;
 
 -- name: dump_markers
--- Of atomic steps that write to the store itself.
+-- The markers of atomic steps that write to the store itself.
 SELECT key, run, step, attempt, outcome, at FROM everstep.everstep_markers WHERE run = $1 ORDER BY key;
 
 -- name: are_taken
--- Whether any of these ids of runs, of holds, or keys of markers is here.
+-- Whether any of these ids of runs or holds, or keys of markers, exists here.
 SELECT EXISTS (SELECT 1 FROM pg_catalog.unnest($1::text[]) AS wanted (value) JOIN everstep.runs ON runs.id = wanted.value)
     OR EXISTS (SELECT 1 FROM pg_catalog.unnest($2::text[]) AS wanted (value) JOIN everstep.holds ON holds.id = wanted.value)
     OR EXISTS (SELECT 1 FROM pg_catalog.unnest($3::text[]) AS wanted (value) JOIN everstep.everstep_markers ON everstep_markers.key = wanted.value);
 
 -- name: are_keys_taken
--- Whether anybody here has, or had, one of these keys.
+-- Whether any step here has, or had, one of these keys.
 SELECT EXISTS (SELECT 1 FROM pg_catalog.unnest($1::text[]) AS wanted (value) JOIN everstep.effects ON effects.key = wanted.value);
 
 -- name: put_run
--- Nobody has this id: that was asked in the same transaction.
+-- No run has this id: the same transaction has checked that.
 INSERT INTO everstep.runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
     queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
     published, outcome, budget)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25);
 
 -- name: put_tag
--- It is found by it.
+-- Searches find the run by it.
 INSERT INTO everstep.tagged (name, value, created_at, run) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING;
 
 -- name: put_event
--- As it is: its digest was verified.
+-- Unchanged: its digest was verified.
 INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest) VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: put_payload
@@ -189,8 +189,8 @@ INSERT INTO everstep.payloads (run, digest, value) VALUES ($1, $2, $3);
 INSERT INTO everstep.checkpoints (run, generation, seq, previous, engine, state, digest, complete) VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: put_delivery
--- Under its number, for histories know it, or with NULL under the next one, which is greater than all. (The table is
--- locked against other deliveries, so that nobody takes a number meanwhile.)
+-- With its number, because histories refer to it, or with NULL for the next free number. The table is locked against
+-- other deliveries, so that none takes a number meanwhile.
 WITH kept AS MATERIALIZED (
     SELECT coalesce($1::bigint, pg_catalog.nextval('everstep.signals_number_seq')) AS number
 ), moved AS MATERIALIZED (
@@ -201,11 +201,11 @@ INSERT INTO everstep.signals (number, run, kind, name, id, value, at, state)
 SELECT kept.number, $2, $3, $4, $5, $6, $7, $8 FROM kept LEFT JOIN moved ON true RETURNING number;
 
 -- name: put_answer
--- Under the number that its request has here.
+-- With the number that its request has here.
 INSERT INTO everstep.answers (run, number, generation, seq) VALUES ($1, $2, $3, $4);
 
 -- name: put_entry
--- Of a stream, as it is.
+-- An entry of a stream, unchanged.
 INSERT INTO everstep.streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
@@ -214,7 +214,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 SELECT 1 FROM everstep.signals WHERE number = $1;
 
 -- name: put_follower
--- Who is told of its end.
+-- A run that receives the end.
 INSERT INTO everstep.followers (run, follower, call) VALUES ($1, $2, $3);
 
 -- name: put_hold
@@ -223,13 +223,13 @@ INSERT INTO everstep.holds (id, run, reason, step, summary, report, resolutions,
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: put_effect
--- A key that is here stays as it is here.
+-- A key that exists here stays as it is.
 INSERT INTO everstep.effects (key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by,
     note, digest, outcome, secret)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) ON CONFLICT DO NOTHING;
 
 -- name: put_waiter
--- Who waits for a key.
+-- A step that waits for a key.
 INSERT INTO everstep.waiters (key, run, call) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
 
 -- name: put_archived
@@ -237,9 +237,9 @@ INSERT INTO everstep.waiters (key, run, call) VALUES ($1, $2, $3) ON CONFLICT DO
 INSERT INTO everstep.archive (run, generation, what, seq, row, why, at) VALUES ($1, $2, $3, $4, $5, $6, $7);
 
 -- name: put_marker
--- Of an atomic step that wrote to the store that the run was in.
+-- The marker of an atomic step that wrote to the store from which the run comes.
 INSERT INTO everstep.everstep_markers (key, run, step, attempt, outcome, at) VALUES ($1, $2, $3, $4, $5, $6);
 
 -- name: put_arrival
--- With which events it came.
+-- The last event that the run brought along.
 INSERT INTO everstep.arrivals (run, generation, seq, doubted) VALUES ($1, $2, $3, $4);

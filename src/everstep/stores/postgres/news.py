@@ -1,6 +1,7 @@
-"""What other processes should hear of: a run that wants a driver, a delivery, an end, something to read.
+"""Which operations other processes are notified of: a run that needs a driver, a delivery, an end, something to read.
 
-The common append, a step of a run that goes on here, is no news, so that a busy worker does not wake all the others.
+The common append, a step of a run that continues here, is not announced, so that a busy worker does not wake all the
+others.
 """
 
 from everstep.model.status import ENDED
@@ -26,7 +27,7 @@ from everstep.stores.rows.transfer import ClaimFamily, DeletePart, ImportRuns
 
 
 def is_news(operation: Operation, verdict: Verdict) -> bool:
-    """Tell whether others should look."""
+    """Return True if other processes should look."""
     if isinstance(verdict, Refused | Failed | NotPosted):
         return False
     match operation:
@@ -53,7 +54,7 @@ def _is_news_of_run(append: Append) -> bool:
 
 
 def puts_back(operation: Operation) -> bool:
-    """Tell whether runs may be free after an operation that come before others which wait: looks begin at the front."""
+    """Return True if an operation may free runs that come before others which wait: then looks begin at the front."""
     match operation:
         case Append():
             return operation.redeliver or (operation.release and operation.row.status in ("queued", "running"))

@@ -17,7 +17,7 @@ from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.sql.migrations import is_compatible, works_with
 
 OF_SCRIPT: Final = {name: RULES[name] for name in ("search_path", "standard_conforming_strings")}
-"""What a script says for itself: who runs it has a session of their own."""
+"""Settings that a script sets itself, because it runs in a session of the person's own."""
 _TABLE: Final = re.compile(r'\bTABLE (?:IF NOT EXISTS )?"\w+"\.(\w+)')
 _MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
 
@@ -41,7 +41,7 @@ def check_server(connection: Connection, address: Address) -> None:
 
 
 def places_of(schema: str) -> int:
-    """Return the first half of the advisory locks of a store's workers; the other half is the place. 4 bytes each."""
+    """Return the first half of the advisory locks of a store's workers; the second half is the place. 4 bytes each."""
     return int.from_bytes(hashlib.sha256(f"everstep places {schema}".encode()).digest()[:4], "big") >> 1
 
 
@@ -61,21 +61,21 @@ def version_of(connection: Connection, address: Address) -> int:
     if version > newest and (version > newest + 1 or _works_with(connection, address, version) > newest):
         raise StoreUnusable(
             f"{address.shown} has version {version} of the schema, made by a newer release of Everstep; this one knows "
-            f"version {newest}, and cannot live with it. Install the newer release. Nothing was changed."
+            f"version {newest}, and cannot use it. Install the newer release. Nothing was changed."
         )
     return version
 
 
 def refuse_strangers(connection: Connection, address: Address) -> None:
-    """Raise `StoreUnusable` if the schema or a table of the store was made by a role that nothing speaks for."""
+    """Raise `StoreUnusable` if the schema or a table of the store was made by an untrusted role."""
     tables = sorted({name for text in migrations(address.schema) for name in _TABLE.findall(text)})
     found = PostgresStatements(address.schema, connection).all("owned_by_strangers", address.schema, tables)
     if strangers := [owner for (owner,) in found if owner != address.owner]:
         raise StoreUnusable(
             f"The schema {address.schema} in {address.shown}, or a table of the store in it, belongs to the role "
             f"{', '.join(strangers)}, and not to this role, one that it is a member of, or the owner of the database. "
-            "Who owns a table can have anything done in the name of those who write to it. Nothing was changed. If the "
-            f"store is meant to be theirs, say so in the URL: …?owner={strangers[0]}"
+            "The owner of a table can run anything with the rights of those who write to it. Nothing was changed. If "
+            f"the store is meant to be theirs, say so in the URL: …?owner={strangers[0]}"
         )
 
 
@@ -85,7 +85,7 @@ def _works_with(connection: Connection, address: Address, version: int) -> int:
 
 
 def _refuse_while_others_work(connection: Connection, address: Address, version: int) -> None:
-    """Raise `StoreUnusable` if a migration would break workers of older releases that are at work."""
+    """Raise `StoreUnusable` if a migration would break running workers of older releases."""
     if version == 0 or is_compatible(migrations(address.schema)[version]):
         return
     known = PostgresStatements(address.schema, connection)
@@ -94,7 +94,7 @@ def _refuse_while_others_work(connection: Connection, address: Address, version:
         listed = ", ".join(f"{id} (process {pid} on {host})" for id, pid, host in workers)
         raise StoreUnusable(
             f"{address.shown} has version {version} of the schema, and workers of an older release are at work which "
-            f"could not live with version {version + 1}: {listed}. Stop them first. Nothing was changed."
+            f"cannot use version {version + 1}: {listed}. Stop them first. Nothing was changed."
         )
 
 
@@ -116,7 +116,7 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
     """Bring the schema to this release's version, and return whether the store was made just now.
 
     Each migration is one transaction. All processes that open the store take turns, by a lock that ends with the
-    transaction: whoever comes second finds the work done.
+    transaction: the second one finds the work done.
     """
     is_new = False
     known = PostgresStatements(address.schema, connection)
@@ -133,7 +133,8 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
         crash_point("store.migrate.before")
         try:
             with transaction(connection):
-                connection.execute("SET LOCAL synchronous_commit TO on")  # whatever else may be lost
+                # A migration must not be lost, whatever the durability of the store is.
+                connection.execute("SET LOCAL synchronous_commit TO on")
                 known.all("lock_schema", address.schema)
                 if version_of(connection, address) == version:
                     _refuse_while_others_work(connection, address, version)
@@ -160,7 +161,7 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
 
 
 def script(schema: str, version: int = 0) -> str:
-    """Return what brings a store from a version to this release's, for a person with the right to do it."""
+    """Return a script that brings a store from a version to this release's, for a person with the right to run it."""
     known = statements(schema)
     parts = ["BEGIN;", *(f"SET LOCAL {name} TO {value};" for name, value in OF_SCRIPT.items())]
     if version == 0:

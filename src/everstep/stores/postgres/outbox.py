@@ -1,7 +1,7 @@
-"""Writing in a caller's own transaction: what is written there is there if and only if the caller commits it.
+"""Writing in a caller's own transaction: what is written there exists if and only if the caller commits it.
 
-Others hear of it when it is committed: a NOTIFY inside a transaction is sent then. That makes commits of such
-transactions wait for each other a little, which the store's own commits need not.
+Other processes are notified at the commit, by a NOTIFY inside the transaction. That makes commits of such transactions
+wait for each other a little, which the store's own commits need not.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from everstep.stores.protocol import Operation, Verdict
 
 
 class _Borrowed:
-    """A caller's connection, spoken to in our own way: values are adapted by each cursor, and the caller's stay."""
+    """A caller's connection, used in our own way: each cursor adapts values, and the caller's settings stay."""
 
     prepare_threshold = None
 
@@ -25,7 +25,7 @@ class _Borrowed:
         self._connection = connection
 
     def cursor(self) -> "psycopg.RawCursor[Any]":
-        """Return a cursor as the store's own connections have them."""
+        """Return a cursor with the adapters of the store's own connections."""
         cursor = psycopg.RawCursor(self._connection, row_factory=tuple_row)
         adapt(cursor)
         return cursor
@@ -46,7 +46,7 @@ def write_in(schema: str, places: int, entropy: str, connection: Any, operations
             "`with connection.transaction():`, and commit it afterwards."
         )
     transaction = Transaction(schema, places, _Borrowed(connection))  # type: ignore[arg-type]
-    with connection.transaction():  # a savepoint: what fails in the middle leaves nothing of it behind
+    with connection.transaction():  # a savepoint: a failure in the middle leaves none of these operations
         before = transaction.take_names()
         _check_database(transaction, entropy)
         transaction.prepare(operations)

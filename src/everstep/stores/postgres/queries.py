@@ -12,7 +12,7 @@ HERE: Final = os.path.dirname(__file__)
 
 
 def sql_text(schema: str, *names: str) -> str:
-    """Return the text of a file of this package, with a schema in the place of the usual one."""
+    """Return the text of a file of this package for another schema than `everstep`."""
     with open(os.path.join(HERE, *names), encoding="utf-8") as stream:
         return _SCHEMA.sub(f'"{schema}"', stream.read())
 

@@ -1,17 +1,17 @@
 -- Every statement of the PostgreSQL store, each with its reason.
 --
--- The tables stand in the schema `everstep`; for a store in another one its name is put in the place of this.
+-- The tables are in the schema `everstep`; for a store in another schema that name replaces this one.
 -- Values are always parameters. A list is one parameter, an array; rows for a batch are one array for each column.
 --
--- Functions and tables have their schema. Operators and types are found in `pg_catalog` alone, because each session, or
--- behind a pooler each transaction, says so first (see connections.py). `unnest` of several arrays is syntax: its name
+-- Functions and tables are qualified. Operators and types are found in `pg_catalog` alone, because each session, or
+-- behind a pooler each transaction, sets that first (see connections.py). `unnest` of several arrays is syntax: its name
 -- stays bare, and it is always the server's own.
 
 -- ----------------------------------------------------------------------------------------------------- settings
--- These are said before names are found as above, so here operators and types have their schema as well.
+-- These run before those settings are in force, so here operators and types are qualified as well.
 
 -- name: settings_missing
--- Those that a session should have and has not. One that the server does not know is not missed.
+-- The settings that a session should have and does not have. One that the server does not know is not missing.
 SELECT wanted.name FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS wanted (name, value)
 WHERE pg_catalog.current_setting(wanted.name, true) OPERATOR(pg_catalog.<>) wanted.value;
 
@@ -22,7 +22,7 @@ FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS wanted (name, value
 WHERE pg_catalog.current_setting(wanted.name, true) IS NOT NULL;
 
 -- name: take_names
--- In a caller's own transaction: returns what is to be given back.
+-- In a caller's own transaction: returns the settings to restore later.
 SELECT pg_catalog.current_setting('search_path'), pg_catalog.current_setting('client_encoding'),
     pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
     pg_catalog.set_config('client_encoding', 'UTF8', true);
@@ -33,7 +33,7 @@ SELECT pg_catalog.set_config('search_path', $1, true), pg_catalog.set_config('cl
 -- ------------------------------------------------------------------------------------------------------- schema
 
 -- name: has_schema
--- Whether the schema is there: making it needs a right, even if it is.
+-- Whether the schema exists: creating it needs a right, even if it exists.
 SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1;
 
 -- name: create_schema
@@ -45,17 +45,18 @@ CREATE SCHEMA IF NOT EXISTS everstep;
 SELECT pg_catalog.pg_backend_pid();
 
 -- name: has_meta
--- Whether there is a store in it.
+-- Whether the schema has a store in it.
 SELECT 1 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = $1 AND relname = 'meta';
 
 -- name: has_tables
--- Whether there is anything else in it.
+-- Whether the schema has any other tables.
 SELECT 1 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
 WHERE nspname = $1 AND relkind = 'r' AND relname <> 'everstep_markers' LIMIT 1;
 
 -- name: owned_by_strangers
--- Roles that own the schema, or one of these tables in it, and could let anything be done by those who write there.
--- Not: this role and those that it is a member of, the owner of the database and its members, superusers.
+-- Roles that own the schema, or one of these tables in it, and could make anything run with the rights of those who
+-- write there. Not included: this role and the roles that it is a member of, the owner of the database and its members,
+-- superusers.
 SELECT DISTINCT owner.rolname::text FROM pg_catalog.pg_namespace AS place
     LEFT JOIN pg_catalog.pg_class AS relation ON relation.relnamespace = place.oid AND relation.relname::text = ANY ($2::text[])
     JOIN pg_catalog.pg_roles AS owner ON owner.oid = place.nspowner OR owner.oid = relation.relowner
@@ -65,19 +66,19 @@ WHERE place.nspname = $1 AND NOT owner.rolsuper AND owner.rolname <> 'pg_databas
 ORDER BY 1;
 
 -- name: lock_schema
--- Whoever migrates goes alone, until the transaction ends.
+-- Only one process migrates at a time, until the transaction ends.
 SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('everstep migration of ' || $1::text, 0));
 
 -- name: schema_version
--- Only asked of a store.
+-- Only read from a schema that is a store.
 SELECT value::bigint FROM everstep.meta WHERE name = 'schema_version';
 
 -- name: works_with
--- The version that a release has to know at least, if that is not the schema's own.
+-- The version that a release must know at least, if that is not the schema's own.
 SELECT value::bigint FROM everstep.meta WHERE name = 'works_with';
 
 -- name: forget_works_with
--- A new version, which older releases cannot live with unless it is said.
+-- A new version, which older releases cannot use unless its migration says so.
 DELETE FROM everstep.meta WHERE name = 'works_with';
 
 -- name: set_works_with
@@ -85,12 +86,12 @@ DELETE FROM everstep.meta WHERE name = 'works_with';
 INSERT INTO everstep.meta (name, value) VALUES ('works_with', $1::bigint::text);
 
 -- name: lock_worker_rows
--- Nobody enters while a migration is made that older releases cannot live with.
+-- No worker registers during a migration that older releases cannot use.
 LOCK TABLE everstep.workers IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: workers_at_work
--- Those whose lock is held; of those that could never have one, those with a lease. A lock counts only if a role has it
--- that may change the table of workers: anybody who can connect to the database can take any lock.
+-- Workers whose lock is held; of those that could never have one, those with a lease. A lock counts only if its role
+-- may change the table of workers: any role that can connect to the database can take any lock.
 SELECT id, pid, host FROM everstep.workers
 WHERE CASE WHEN has_lock = 0 THEN lease_until > 0
     ELSE NOT pg_catalog.pg_try_advisory_xact_lock_shared($1::int, place::int) AND EXISTS (
@@ -110,21 +111,21 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 -- ---------------------------------------------------------------------------------------------------- appending
 
 -- name: plan_for_values
--- Until the end of the transaction.
+-- Plans for the given values, until the end of the transaction.
 SET LOCAL plan_cache_mode = force_custom_plan;
 
 -- name: lock_runs
--- Everybody locks runs in this order, so that nobody waits in a circle. What is asked in later statements of the
--- transaction is as of after the lock.
+-- Every transaction locks runs in this order, so that none wait in a circle. Later statements of the transaction see
+-- what was committed before the lock.
 SELECT id FROM everstep.runs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE;
 
 -- name: append_simple
--- Appends that change nothing but their own runs, all at once: a run's row is locked, compared with what is expected,
--- and changed; the events and payloads of just those runs are written; their ids are returned. An end that concerns
--- others, because the run is followed, has something in its inbox, or has keys whose effects are under way, is left
--- alone: whoever sends ends has locked the runs before. (EXISTS might become a table of all that is pending, made anew
--- for each batch.) `fresh`: only if this transaction has made the run. The first 18 parameters are one array for each
--- column of `new`.
+-- Appends that change only their own runs, all at once: a run's row is locked, compared with what is expected, and
+-- changed; the events and payloads of exactly those runs are written; their ids are returned. An end that concerns
+-- others, because the run is followed, has deliveries in its inbox, or has keys whose effects are in progress, is left
+-- alone: a caller that sends ends has locked the runs before. (EXISTS might become a table of all that is pending,
+-- built again for each batch.) `fresh`: only if this transaction has created the run. The first 18 parameters are one
+-- array for each column of `new`.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[], $7::text[],
         $8::bytea[], $9::bigint[], $10::bytea[], $11::text[], $12::bigint[], $13::bytea[], $14::bigint[],
@@ -161,8 +162,7 @@ WITH new AS MATERIALIZED (
 SELECT id FROM moved;
 
 -- name: append_one
--- The same for the commonest append of all: one run, which stays as it is but for its head, one or a few events, and
--- nothing else.
+-- The same for the most common append: one run, of which only the head moves, one or a few events, and nothing else.
 WITH moved AS (
     UPDATE everstep.runs SET
         head_seq = $9, head_digest = $10, updated_at = $6, current_step = $7, published = coalesce($8, published),
@@ -176,8 +176,8 @@ SELECT moved.id, $2, event.* FROM moved, unnest($15::bigint[], $16::text[], $17:
     $20::bytea[]) AS event (seq, kind, step, at, body, digest);
 
 -- name: start_simple
--- New runs that nobody follows, with their first events, payloads and tags. Those whose ids exist are left alone; the
--- ids of the others are returned. The first 25 parameters are one array for each column of `runs`.
+-- New runs without followers, with their first events, payloads and tags. Those whose ids exist are left alone; the ids
+-- of the others are returned. The first 25 parameters are one array for each column of `runs`.
 WITH made AS (
     INSERT INTO everstep.runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
         queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
@@ -205,8 +205,8 @@ WITH made AS (
 SELECT id FROM made;
 
 -- name: beside_simple
--- What accepted appends of the same transaction write beside their events. Whether one was accepted is seen by its head,
--- and by the transaction that has written the row. $1 to $3: the runs, their epochs and new heads.
+-- What accepted appends of the same transaction write in addition to their events. An append was accepted if the run
+-- has its head and this transaction has written the row. $1 to $3: the runs, their epochs and new heads.
 WITH accepted AS MATERIALIZED (
     SELECT runs.id FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS new (run, epoch, head_digest)
     JOIN everstep.runs ON runs.id = new.run AND runs.epoch = new.epoch AND runs.head_digest = new.head_digest
@@ -246,8 +246,8 @@ DELETE FROM everstep.checkpoints WHERE run = $1 AND generation = $2 AND seq < (
 );
 
 -- name: concerned
--- Whom a transaction may have to tell something, beside the runs that it names: who follows runs that end ($1), who
--- waits for their keys or for keys that it changes ($2), and who has those.
+-- The runs to which a transaction may have to deliver something, in addition to those that it names: followers of runs
+-- that end ($1), runs that wait for their keys or for keys that it changes ($2), and the owners of those.
 SELECT follower FROM everstep.followers WHERE run = ANY ($1::text[])
 UNION SELECT waiters.run FROM everstep.waiters WHERE key = ANY ($2::text[])
 UNION SELECT effects.run FROM everstep.effects WHERE key = ANY ($2::text[])
@@ -255,36 +255,42 @@ UNION SELECT waiters.run FROM everstep.effects JOIN everstep.waiters ON waiters.
     WHERE effects.run = ANY ($1::text[]) AND effects.state = 'under-way';
 
 -- name: keys_under_way
--- The keys that runs which end may have to give back.
+-- The keys that ending runs may have to give back.
 SELECT key FROM everstep.effects WHERE run = ANY ($1::text[]) AND state = 'under-way';
 
 -- name: lock_keys
--- A key may have no row yet, so it is not a row that is locked. In a fixed order, as runs are. $2 is the schema.
+-- A key may have no row yet, so an advisory lock is taken instead of a row lock. In a fixed order, as for runs. $2 is
+-- the schema.
 SELECT pg_catalog.pg_advisory_xact_lock(hash) FROM (
     SELECT DISTINCT pg_catalog.hashtextextended($2::text || '/' || key, 0) AS hash FROM pg_catalog.unnest($1::text[]) AS wanted (key) ORDER BY 1
 ) AS hashes;
 
 -- name: is_hold_taken
--- A second hold with one id is a mistake, and fails its unit before anything of it is written.
+-- A second hold with one id is a mistake of the engine, and fails its unit before anything of it is written.
 SELECT 1 FROM everstep.holds WHERE id = $1;
 
 -- name: lock_numbers
--- While runs are put here with the numbers of their deliveries, nobody else takes a number.
+-- While imported runs keep the numbers of their deliveries, no other transaction takes a number.
 LOCK TABLE everstep.signals IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: lock_workers
--- Workers enter one after the other.
+-- Workers register one after the other.
 SELECT pg_catalog.pg_advisory_xact_lock($1::int, 0);
 
 -- name: end_other_sessions
--- What an earlier session of this writer may still be doing is ended, and waited for, before anybody asks whether it
--- was done.
+-- Ends what an earlier session of this writer may still be doing, and waits for it, before the writer reads back
+-- whether it was done.
 SELECT pg_catalog.pg_terminate_backend(pid, 10000) FROM pg_catalog.pg_stat_activity
-WHERE application_name = $1 AND pid <> pg_catalog.pg_backend_pid() AND usename = current_user;
+WHERE (application_name = $1 OR pg_catalog.starts_with(application_name, $1::text || ' '))
+    AND pid <> pg_catalog.pg_backend_pid() AND usename = current_user;
+
+-- name: name_session
+-- Behind its own name, the session that writes has the place of its worker: while it is there, so is that process.
+SELECT pg_catalog.set_config('application_name', $1, false);
 
 -- name: lock_writer
--- Behind a pooler nobody's session can be ended: each transaction of a writer that may be doubted holds this, so whoever
--- gets it after a lost reply knows that the transaction is over.
+-- Behind a pooler no session can be ended: each transaction of a writer that may be in doubt holds this lock, so a
+-- writer that gets it after a lost reply knows that the transaction is over.
 SELECT pg_catalog.pg_advisory_xact_lock($1::bigint);
 
 -- name: untag
@@ -300,7 +306,7 @@ UPDATE everstep.runs SET
 WHERE id = $1 AND generation = $2 AND epoch = $3 AND head_seq = $4 AND head_digest = $5;
 
 -- name: set_budget
--- Beside an append that was accepted, for the few runs that have one.
+-- After an append was accepted, for the few runs that have a budget.
 UPDATE everstep.runs SET budget = $1 WHERE id = $2;
 
 -- name: append_events
@@ -310,21 +316,21 @@ SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::tex
     $7::bytea[], $8::bytea[]);
 
 -- name: keep_payloads
--- A payload is named by its digest, so one that is there is the same.
+-- A payload is named by its digest, so an existing one is the same.
 INSERT INTO everstep.payloads (run, digest, value)
 SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[])
 ON CONFLICT DO NOTHING;
 
 -- name: keep_checkpoints
--- In one transaction with their events. A place that is taken already can only be taken by a damaged row: it stays, and
--- whoever recovers finds that it is not the one that its event speaks of.
+-- In one transaction with their events. Only a damaged row can have taken a place already: it stays, and recovery finds
+-- that it is not the one that its event names.
 INSERT INTO everstep.checkpoints (run, generation, seq, previous, engine, state, digest, complete)
 SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bytea[], $5::bytea[], $6::bytea[],
     $7::bytea[], $8::bigint[])
 ON CONFLICT DO NOTHING;
 
 -- name: drop_checkpoints
--- All but the newest few. Recovery would use the newest; the others are there in case that it is damaged.
+-- All but the newest few. Recovery uses the newest; the others are kept in case that one is damaged.
 DELETE FROM everstep.checkpoints WHERE run = $1 AND generation = $2 AND seq < (
     SELECT pg_catalog.min(seq) FROM (
         SELECT seq FROM everstep.checkpoints WHERE run = $1 AND generation = $2 ORDER BY seq DESC LIMIT $3
@@ -337,28 +343,29 @@ INSERT INTO everstep.answers (run, number, generation, seq)
 SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) ON CONFLICT DO NOTHING;
 
 -- name: keep_entries
--- An append without events may be done a second time when nobody knows whether it was: what is there stays.
+-- An append without events may be repeated when its commit is unknown: existing rows stay.
 INSERT INTO everstep.streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
 SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[],
     $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::bytea[])
 ON CONFLICT DO NOTHING;
 
 -- name: answer
--- Where the answer to a request stands.
+-- Which event holds the answer to a request.
 SELECT run, number, generation, seq FROM everstep.answers WHERE run = $1 AND number = $2;
 
 -- name: stream
--- Entries behind a position, in order.
+-- Entries after a position, in order.
 SELECT run, generation, name, position, seq, step, attempt, first, secret, at, value, digest
 FROM everstep.streams WHERE run = $1 AND generation = $2 AND name = $3 AND position > $4 ORDER BY position LIMIT $5;
 
 -- name: stream_head
--- The newest entry: what is written next follows it.
+-- The newest entry, which the next one follows.
 SELECT run, generation, name, position, seq, step, attempt, first, secret, at, value, digest
 FROM everstep.streams WHERE run = $1 AND generation = $2 AND name = $3 ORDER BY position DESC LIMIT 1;
 
 -- name: streams
--- The streams of a run, and how far each has come. From name to name: a stream may have a million entries.
+-- The streams of a run, and the newest position of each. It hops from name to name: a stream may have a million
+-- entries.
 WITH RECURSIVE names (name) AS (
     SELECT pg_catalog.min(name) FROM everstep.streams WHERE run = $1 AND generation = $2
     UNION ALL
@@ -370,7 +377,7 @@ SELECT name,
 FROM names WHERE name IS NOT NULL ORDER BY name;
 
 -- name: entries_to_archive
--- Those that were written after the last good event of this generation.
+-- Entries that were written after the last good event of this generation.
 SELECT run, generation, name, position, seq, step, attempt, first, secret, at, value, digest
 FROM everstep.streams WHERE run = $1 AND generation = $2 AND seq > $3 ORDER BY name, position;
 
@@ -379,7 +386,7 @@ FROM everstep.streams WHERE run = $1 AND generation = $2 AND seq > $3 ORDER BY n
 DELETE FROM everstep.streams WHERE run = $1 AND generation = $2 AND seq > $3;
 
 -- name: forget_answers
--- Their events are in the archive: the requests are taken, and answered, again.
+-- Their events are in the archive: the requests will be taken and answered again.
 DELETE FROM everstep.answers WHERE run = $1 AND generation = $2 AND seq > $3;
 
 -- name: archive
@@ -392,7 +399,8 @@ SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::byt
 DELETE FROM everstep.checkpoints WHERE run = $1 AND generation = $2 AND seq = $3;
 
 -- name: create_runs
--- An id that exists is left alone; the number of changes tells. Another transaction that is creating it is waited for.
+-- An id that exists is left alone; the number of changes tells. The statement waits for another transaction that is
+-- creating it.
 INSERT INTO everstep.runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
     queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
     published, outcome, budget)
@@ -402,7 +410,7 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[
 ORDER BY new.id ON CONFLICT DO NOTHING;
 
 -- name: keep_tags
--- So that runs are found by them.
+-- Searches find new runs by them.
 INSERT INTO everstep.tagged (name, value, created_at, run)
 SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[]) ON CONFLICT DO NOTHING;
 
@@ -417,7 +425,7 @@ UPDATE everstep.runs SET
 WHERE id = $1 AND $9 IS NOT NULL;
 
 -- name: row_to_repair
--- As it is, if its epoch is the expected one and nobody alive drives it.
+-- The row as it is, if its epoch is the expected one and no living worker drives it.
 SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
     tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
 FROM everstep.runs
@@ -425,7 +433,7 @@ WHERE id = $1 AND epoch = $2 AND (owner IS NULL OR owner = $3
     OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > 0));
 
 -- name: events_to_archive
--- What comes after the last good event, and what cannot belong to any generation that there is.
+-- What comes after the last good event, and what cannot belong to any existing generation.
 SELECT run, generation, seq, kind, step, at, body, digest FROM everstep.events
 WHERE run = $1 AND ((generation = $2 AND (seq > $3 OR seq < 1)) OR generation > $2 OR generation < 1)
 ORDER BY generation, seq;
@@ -436,7 +444,7 @@ DELETE FROM everstep.events
 WHERE run = $1 AND ((generation = $2 AND (seq > $3 OR seq < 1)) OR generation > $2 OR generation < 1);
 
 -- name: checkpoints_to_archive
--- Those of the events that are archived: a checkpoint is worth nothing without what led to it.
+-- The checkpoints of the archived events: they are useless without them.
 SELECT run, generation, seq, previous, engine, state, digest, complete FROM everstep.checkpoints
 WHERE run = $1 AND ((generation = $2 AND (seq > $3 OR seq < 1)) OR generation > $2 OR generation < 1)
 ORDER BY generation, seq;
@@ -447,7 +455,7 @@ DELETE FROM everstep.checkpoints
 WHERE run = $1 AND ((generation = $2 AND (seq > $3 OR seq < 1)) OR generation > $2 OR generation < 1);
 
 -- name: payloads_to_archive
--- Those that do not match their digests: a payload that is there is never written again.
+-- Payloads that do not match their digests: an existing payload is never written again.
 SELECT run, digest, value FROM everstep.payloads
 WHERE run = $1 AND digest = ANY ($2::text[]) ORDER BY digest;
 
@@ -460,7 +468,7 @@ DELETE FROM everstep.payloads WHERE run = $1 AND digest = ANY ($2::text[]);
 INSERT INTO everstep.archive (run, generation, what, seq, row, why, at) VALUES ($1, $2, $3, $4, $5, $6, $7);
 
 -- name: raise_epoch
--- Whoever drove the run before is fenced.
+-- The worker that drove the run before is fenced.
 UPDATE everstep.runs SET epoch = epoch + 1, owner = NULL WHERE id = $1;
 
 -- name: append_event
@@ -468,18 +476,18 @@ UPDATE everstep.runs SET epoch = epoch + 1, owner = NULL WHERE id = $1;
 INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest) VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: pend_again
--- Deliveries whose events were archived, or that the archived end had left undelivered, are news again.
+-- Deliveries whose events were archived, or that the archived end had left undelivered, are pending again.
 UPDATE everstep.signals SET state = 'pending' WHERE run = $1 AND state IN ('consumed', 'undelivered') AND number = ANY ($2::bigint[]);
 
 -- name: mark_restored
--- One more restore, if as many are known as expected and no worker is there.
+-- One more restore, if as many are known as expected and no worker is registered.
 INSERT INTO everstep.meta (name, value) SELECT 'restores', ($1::bigint + 1)::text
 WHERE coalesce((SELECT value FROM everstep.meta WHERE name = 'restores'), '0')::bigint = $1
     AND NOT EXISTS (SELECT 1 FROM everstep.workers)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING value;
 
 -- name: begin_life
--- From here on histories of the time before can be told from those that come.
+-- Later histories can be told from the histories before this restore.
 INSERT INTO everstep.meta (name, value) VALUES ('life', pg_catalog.left(pg_catalog.replace(pg_catalog.gen_random_uuid()::text, '-', ''), 16))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
@@ -488,8 +496,8 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 SELECT coalesce((SELECT value FROM everstep.meta WHERE name = 'latest_time'), '0')::bigint;
 
 -- name: ties
--- Whom an unfinished run follows, who follows it, who has keys that it waits for, and who waits for its keys.
--- Never itself, though a run may follow itself.
+-- The runs that an unfinished run follows, that follow it, that have keys it waits for, and that wait for its keys.
+-- Never the run itself, although a run may follow itself.
 SELECT run FROM everstep.followers WHERE follower = $1 AND run <> $1
 UNION SELECT follower FROM everstep.followers WHERE run = $1 AND follower <> $1
 UNION SELECT effects.run FROM everstep.waiters JOIN everstep.effects ON effects.key = waiters.key
@@ -506,18 +514,18 @@ WHERE events.kind = 'approval_asked' AND runs.status NOT IN ('completed', 'faile
 ORDER BY 1;
 
 -- name: deletions
--- Runs of which a part was deleted and a part is there.
+-- Runs that are partly deleted.
 SELECT run, generation FROM everstep.deletions ORDER BY at, run;
 
 -- name: is_being_deleted
--- Unless it was begun anew since, by a release that did not look.
+-- Unless it was restarted since, by a release that does not check this table.
 SELECT 1 FROM everstep.deletions JOIN everstep.runs ON runs.id = deletions.run AND runs.generation = deletions.generation
 WHERE deletions.run = $1;
 
 -- name: is_needed
--- Whether a run that is not in this family ($1) needs one of it: a parent or a child; a run that may go on and has one
--- as its child (it was told of its end), or was forked from one, or from a run that has one as its child. The tag of a
--- fork ($2) is the other run's id, `@` and more; `A` comes next after `@`.
+-- Whether a run outside this family ($1) needs one of it: a parent or a child; a run that may continue and has one as
+-- its child (it received its end), or was forked from one, or from a run that has one as its child. The tag of a fork
+-- ($2) is the other run's id, `@` and more; `A` is the next character after `@`.
 WITH family AS MATERIALIZED (SELECT run FROM pg_catalog.unnest($1::text[]) AS family (run)),
 users AS MATERIALIZED (
     SELECT DISTINCT signals.run FROM family JOIN everstep.signals ON signals.name = family.run AND signals.kind = 'child'
@@ -547,7 +555,7 @@ SELECT EXISTS (
 SELECT coalesce((SELECT value FROM everstep.meta WHERE name = 'restores'), '0')::bigint;
 
 -- name: life
--- What it is the life of: random bits that are drawn with each restore, and how many restores there were. (An earlier
+-- The parts of the store's life: random bits that are drawn with each restore, and the number of restores. (An earlier
 -- release only counts.)
 SELECT coalesce((SELECT value FROM everstep.meta WHERE name = 'life'), pg_catalog.left((SELECT value FROM everstep.meta WHERE name = 'entropy'), 16))
     || '.' || coalesce((SELECT value FROM everstep.meta WHERE name = 'restores'), '0');
@@ -571,11 +579,11 @@ SELECT id, workflow, version, semantics, status, generation, head_seq, head_dige
 FROM everstep.runs WHERE id = ANY ($1::text[]);
 
 -- name: run_head
--- What decides whether an operation is accepted.
+-- The columns that decide whether an operation is accepted.
 SELECT generation, epoch, head_seq, head_digest, status FROM everstep.runs WHERE id = $1;
 
 -- name: children_states
--- What decides whether a child to be started is followed instead.
+-- The columns that decide whether a child to be started is followed instead.
 SELECT id, workflow, arguments, status, outcome, budget
 FROM everstep.runs WHERE id = ANY ($1::text[]);
 
@@ -594,24 +602,24 @@ UPDATE everstep.signals SET state = 'consumed' WHERE run = $1 AND number = ANY (
 SELECT number FROM everstep.signals WHERE run = $1 AND state = 'pending' AND kind = 'cancel';
 
 -- name: settle_inbox
--- The run has ended: what is still there is not delivered, visibly.
+-- The run has ended: its pending deliveries become undelivered, and stay visible.
 UPDATE everstep.signals SET state = 'undelivered' WHERE run = $1 AND state = 'pending';
 
 -- name: redeliver
--- The run had ended and its code goes on: what was sent to it meanwhile, and acknowledged, reaches it after all.
+-- The run had ended and its code continues: what was sent to it meanwhile, and acknowledged, is delivered after all.
 UPDATE everstep.signals SET state = 'pending' WHERE run = $1 AND state = 'undelivered' AND kind IN ('signal', 'request');
 
 -- name: leave_inbox
--- The run begins anew: what its code has not taken is never delivered, and an id that was sent before may be sent again.
--- (Not that of a request: its answer is still given to a caller who asks again.)
+-- The run is restarted: what its code has not taken is never delivered, and an id that was sent before may be sent
+-- again. (Except a request's: its answer is still given to a caller that asks again.)
 UPDATE everstep.signals SET
     state = CASE state WHEN 'consumed' THEN state ELSE 'left' END,
     id = CASE WHEN kind IN ('signal', 'cancel') THEN '' ELSE id END
 WHERE run = $1;
 
 -- name: post
--- Into the inbox of a run that has not ended, unless the same kind and id is there. (Not ON CONFLICT: that would use up
--- a number.) The id of a `child` or `key` delivery is a call, which comes again.
+-- Into the inbox of a run that has not ended, unless the same kind and id exists. (Not ON CONFLICT, which would use up
+-- a number.) The id of a `child` or `key` delivery is a call, which may come again.
 INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
 SELECT $1, $2, $3, $4, $5, $6, 'pending' FROM everstep.runs
 WHERE runs.id = $1 AND runs.status IN ('queued', 'running', 'waiting', 'held')
@@ -623,11 +631,11 @@ WHERE runs.id = $1 AND runs.status IN ('queued', 'running', 'waiting', 'held')
 RETURNING number;
 
 -- name: duplicate
--- The delivery that stands for a second one with its kind and id.
+-- The existing delivery with this kind and id.
 SELECT number, state FROM everstep.signals WHERE run = $1 AND kind = $2 AND id = $3 AND id <> '' AND kind NOT IN ('child', 'key');
 
 -- name: post_again
--- What was undelivered and is sent again to a run that has not ended.
+-- A delivery that was undelivered and is sent again to a run that has not ended.
 UPDATE everstep.signals SET state = 'pending', name = $3, value = $4, at = $5
 WHERE number = $1 AND EXISTS (
     SELECT 1 FROM everstep.runs WHERE runs.id = $2 AND runs.status IN ('queued', 'running', 'waiting', 'held')
@@ -635,7 +643,7 @@ WHERE number = $1 AND EXISTS (
 RETURNING number;
 
 -- name: deliver
--- For deliveries whose sender does not hear a verdict: what comes too late is kept as undelivered, so it is visible.
+-- For deliveries whose sender gets no verdict: one that comes too late is kept as undelivered, so it is visible.
 INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
 SELECT $1, $2, $3, $4, $5, $6,
     CASE WHEN runs.status IN ('completed', 'failed', 'cancelled') THEN 'undelivered' ELSE 'pending' END
@@ -647,12 +655,12 @@ FROM everstep.runs WHERE runs.id = $1
     );
 
 -- name: follow
--- Whoever follows is told of the end, once.
+-- The follower receives the run's end, once.
 INSERT INTO everstep.followers (run, follower, call)
 SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) ON CONFLICT DO NOTHING;
 
 -- name: tell_followers
--- The ends of runs, into the inboxes of those who follow them, in the order of the batch. All of them are locked.
+-- Delivers the ends of runs to the inboxes of their followers, in the order of the batch. All of them are locked.
 INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
 SELECT followers.follower, 'child', ended.run, followers.call::text, ended.value, ended.at,
     CASE WHEN runs.status IN ('completed', 'failed', 'cancelled') THEN 'undelivered' ELSE 'pending' END
@@ -661,27 +669,27 @@ FROM unnest($1::bigint[], $2::text[], $3::bytea[], $4::bigint[]) AS ended (place
 ORDER BY ended.place, followers.follower, followers.call;
 
 -- name: forget_followers
--- They have been told.
+-- They have received the end.
 DELETE FROM everstep.followers WHERE run = ANY ($1::text[]);
 
 -- name: stop_following
--- What an old generation followed must not be taken for news about the new one's calls.
+-- Ends of runs that the old generation followed must not look like ends of the new one's calls.
 DELETE FROM everstep.followers WHERE follower = $1;
 
 -- -------------------------------------------------------------------------------------------------------- keys
 
 -- name: store_entropy
--- Random bits of the store's own; never changed.
+-- The store's random bits; never changed.
 SELECT value FROM everstep.meta WHERE name = 'entropy';
 
 -- name: effect
--- Who has a key: what decides about a claim, and what a second step shares.
+-- The owner of a key: it decides about a claim, and its outcome is what a second step shares.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
     outcome, secret
 FROM everstep.effects WHERE key = $1;
 
 -- name: write_effect
--- Whether a key may be changed in this way was decided a moment ago, in the same transaction.
+-- The same transaction has just decided that the key may be changed in this way.
 INSERT INTO everstep.effects (key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by,
     note, digest, outcome, secret)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
@@ -692,17 +700,17 @@ ON CONFLICT (key) DO UPDATE SET
     note = excluded.note, digest = excluded.digest, outcome = excluded.outcome, secret = excluded.secret;
 
 -- name: delete_effect
--- A key that was never done and is free again leaves nothing behind.
+-- A key that was never done and is free again is not kept.
 DELETE FROM everstep.effects WHERE key = $1;
 
 -- name: effects_under_way
--- The keys that a run's steps have as it ends.
+-- The keys of the run's steps when it ends.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
     outcome, secret
 FROM everstep.effects WHERE run = $1 AND generation = $2 AND state = 'under-way' ORDER BY key;
 
 -- name: effects
--- A list for people, those that changed last first. $1: what the keys begin with.
+-- A list for people, the most recently changed first. $1: a prefix of the keys.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
     outcome, secret
 FROM everstep.effects
@@ -711,7 +719,8 @@ WHERE pg_catalog.starts_with(key, $1::text) AND ($2::text IS NULL OR run = $2) A
 ORDER BY changed_at DESC, key LIMIT $5 OFFSET $6;
 
 -- name: old_effects
--- The oldest first. What is under way or being undone is never forgotten, nor what a run that may go on counts on.
+-- The oldest first. Keys in progress or being undone are never forgotten, nor keys that a run depends on which may
+-- continue.
 SELECT key FROM everstep.effects
 WHERE changed_at < $1 AND state IN ('done', 'free')
     AND NOT EXISTS (
@@ -724,15 +733,15 @@ ORDER BY changed_at, key LIMIT $2;
 DELETE FROM everstep.effects WHERE key = ANY ($1::text[]);
 
 -- name: rely_on_key
--- It is kept while the run may go on.
+-- The key is kept while the run may continue.
 INSERT INTO everstep.relied (key, run) VALUES ($1, $2) ON CONFLICT DO NOTHING;
 
 -- name: forget_relied
--- Whoever has counted on these keys does so no more.
+-- The run no longer depends on these keys.
 DELETE FROM everstep.relied WHERE key = ANY ($1::text[]);
 
 -- name: wait_for_key
--- Whoever waits is told when the key changes, once.
+-- The step receives one delivery when the key changes.
 INSERT INTO everstep.waiters (key, run, call) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
 
 -- name: waiters
@@ -740,11 +749,11 @@ INSERT INTO everstep.waiters (key, run, call) VALUES ($1, $2, $3) ON CONFLICT DO
 SELECT run, call FROM everstep.waiters WHERE key = $1 ORDER BY run, call;
 
 -- name: awaited_keys
--- Whether anybody waits for any of these keys.
+-- Which of these keys any step waits for.
 SELECT key FROM everstep.waiters WHERE key = ANY ($1::text[]) LIMIT 1;
 
 -- name: tell_waiters
--- Into the inboxes of those who wait for a key; a run that has ended no longer cares.
+-- Delivers the change of a key to the inboxes of the runs that wait for it; an ended run needs it no longer.
 INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
 SELECT waiters.run, 'key', waiters.key, waiters.call::text, ''::bytea, $2, 'pending'
 FROM everstep.waiters JOIN everstep.runs ON runs.id = waiters.run
@@ -752,19 +761,19 @@ WHERE waiters.key = $1 AND runs.status NOT IN ('completed', 'failed', 'cancelled
 ORDER BY waiters.run, waiters.call;
 
 -- name: tell_of_key
--- The same to one that would wait for a key which is not under way.
+-- The same for a step that would wait for a key which is already settled.
 INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
 SELECT $1, 'key', $2, $3, ''::bytea, $4, 'pending'
 FROM everstep.runs WHERE runs.id = $1 AND runs.status NOT IN ('completed', 'failed', 'cancelled');
 
 -- name: forget_waiters
--- They have been told.
+-- They have received the change.
 DELETE FROM everstep.waiters WHERE key = $1;
 
 -- ------------------------------------------------------------------------------------------------------- holds
 
 -- name: open_hold
--- A second hold with one id is a mistake, and fails its unit.
+-- A second hold with one id is a mistake of the engine, and fails its unit.
 INSERT INTO everstep.holds (id, run, reason, step, summary, report, resolutions, created_at, resolved_at, resolution, by, note)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL, '', '', '');
 
@@ -773,7 +782,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL, '', '', '');
 UPDATE everstep.holds SET resolved_at = $1, resolution = $2, by = $3, note = $4 WHERE id = $5 AND run = $6 AND resolved_at IS NULL;
 
 -- name: holds_open
--- The questions that wait for a person: few, whatever was resolved before.
+-- The questions that wait for a person: few, however many were resolved before.
 SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
     holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
 FROM everstep.holds JOIN everstep.runs ON runs.id = holds.run
@@ -793,35 +802,35 @@ FROM everstep.holds JOIN everstep.runs ON runs.id = holds.run
 WHERE holds.run = $1 AND (holds.resolved_at IS NULL OR $2::bigint = 0) ORDER BY holds.created_at, holds.id;
 
 -- name: diverged
--- Runs whose code did not match: a worker with other code may look whether its own does.
+-- Runs whose code did not match: a worker with other code may check whether its own does.
 SELECT holds.run FROM everstep.holds JOIN everstep.runs ON runs.id = holds.run
 WHERE holds.resolved_at IS NULL AND holds.reason = 'diverged' AND runs.workflow = ANY ($1::text[])
 GROUP BY holds.run ORDER BY pg_catalog.min(holds.created_at), pg_catalog.min(holds.id) LIMIT $2;
 
 -- name: add_notifications
--- In one transaction with the hold that they tell of: a crash right after it loses none.
+-- In one transaction with their hold: a crash right after it loses none.
 INSERT INTO everstep.notifications (id, hold, run, target, state, attempts, next_at, claimed_by, last_error, created_at)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::text[], $9::text[], $10::bigint[])
 ON CONFLICT DO NOTHING;
 
 -- name: drop_notifications
--- The hold is resolved: nobody needs to be told any more.
+-- The hold is resolved, so no notification is needed any more.
 UPDATE everstep.notifications SET state = 'dropped', claimed_by = NULL
 WHERE hold = $1 AND state = 'pending';
 
 -- name: take_notification
--- The condition and the claim in one statement. A claim ends with its time, or with the worker that made it.
+-- The condition and the claim are one statement. A claim ends with its time, or with its worker.
 UPDATE everstep.notifications SET attempts = $2, claimed_by = $3, next_at = $5
 WHERE id = $1 AND state = 'pending' AND attempts = $2 - 1
     AND (next_at <= $4
         OR (claimed_by IS NOT NULL AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = claimed_by)));
 
 -- name: notification_sent
--- It has arrived, whatever was believed meanwhile.
+-- It has arrived, whatever was recorded meanwhile.
 UPDATE everstep.notifications SET state = 'sent', claimed_by = NULL, last_error = '' WHERE id = $1 AND state <> 'sent';
 
 -- name: notification_not_sent
--- Only the last attempt says what comes next, and only while the hold is open.
+-- Only the last attempt decides what comes next, and only while the hold is open.
 UPDATE everstep.notifications SET state = $3, next_at = $4, last_error = $5, claimed_by = NULL
 WHERE id = $1 AND state = 'pending' AND attempts = $2;
 
@@ -830,14 +839,14 @@ WHERE id = $1 AND state = 'pending' AND attempts = $2;
 SELECT attempts, claimed_by, next_at FROM everstep.notifications WHERE id = $1;
 
 -- name: due_notifications
--- Of one target: others' may be many, and wait for somebody who knows them.
+-- For one target only: other targets may have many, which wait for a process that can reach them.
 SELECT id, hold, run, target, state, attempts,
     next_at, claimed_by, last_error, created_at
 FROM everstep.notifications
 WHERE state = 'pending' AND target = $1 AND next_at <= $2 ORDER BY next_at, id LIMIT $3;
 
 -- name: abandoned_notifications
--- Taken by a worker that died before it could say how it went. At most as many as are sent at once.
+-- Taken by a worker that died before it recorded the result. At most as many as are sent at once.
 SELECT id, hold, run, target, state, attempts,
     next_at, claimed_by, last_error, created_at
 FROM everstep.notifications
@@ -850,7 +859,7 @@ ORDER BY next_at, id LIMIT $3;
 SELECT pg_catalog.min(next_at) FROM everstep.notifications WHERE state = 'pending' AND target = $1;
 
 -- name: notifications_undelivered
--- For people: few, whatever was delivered before.
+-- For people: few, however many were delivered before.
 SELECT told.id, told.hold, told.run, told.target,
     told.state, told.attempts, told.next_at, told.claimed_by, told.last_error,
     told.created_at
@@ -889,9 +898,9 @@ RETURNING id, workflow, version, semantics, status, generation, head_seq, head_d
     tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget;
 
 -- name: claim_simple
--- The same for many runs of the queue `default`, which somebody else may want as well: those that were claimed, as 1 and
--- the columns of `runs`, and those that were not, as 0. The runs are locked already. $1: runs, $2: the worker,
--- $3: statuses.
+-- The same for many runs of the queue `default`, which other workers may claim at the same time: those that were
+-- claimed, as 1 and the columns of `runs`, and those that were not, as 0. The runs are locked already. $1: runs, $2:
+-- the worker, $3: statuses.
 WITH claimed AS (
     UPDATE everstep.runs SET
         epoch = epoch + 1,
@@ -913,21 +922,21 @@ FROM everstep.runs
 WHERE id = ANY ($1::text[]) AND queue = 'default' AND NOT EXISTS (SELECT 1 FROM claimed WHERE claimed.id = runs.id);
 
 -- name: events_of_claimed
--- The histories of the runs that this transaction has claimed, as far as they are short: whoever claims a run goes on
--- from there. Nothing else in the transaction has changed them. $1: runs, $2: how many events are few. In no order: a
--- plan that was made while there were few might walk all events to have one.
+-- The histories of the runs that this transaction has claimed, if they are short: the worker replays them next. Nothing
+-- else in the transaction has changed them. $1: runs, $2: the maximum number of events. In no order: a plan that was
+-- made while there were few might walk all events to have one.
 SELECT events.run, seq, kind, step, at, body, digest
 FROM everstep.runs JOIN everstep.events ON events.run = runs.id AND events.generation = runs.generation
 WHERE runs.id = ANY ($1::text[]) AND head_seq <= $2 AND runs.xmin = pg_catalog.pg_current_xact_id()::xid;
 
 -- name: inboxes
--- What is pending for runs, in no order. They are locked, so that nobody delivers meanwhile.
+-- The pending deliveries of runs, in no order. The runs are locked, so that no delivery is added meanwhile.
 SELECT number, run, kind, name, id, value, at, state FROM everstep.signals
 WHERE run = ANY ($1::text[]) AND state = 'pending';
 
 -- name: release
--- Without history: only who drives it, and its status. An ended run stays as it ended.
--- $4: 1 if this counts as the death of its owner, else 0. A run that has no owner was given back before.
+-- Without history: only the owner and the status. An ended run keeps its status. $4: 1 if this counts as the death of
+-- its owner, else 0. A run without an owner was given back before.
 UPDATE everstep.runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN $3 ELSE status END,
     deaths = deaths + CASE WHEN owner IS NULL THEN 0 ELSE $4::bigint END
 WHERE id = $1 AND epoch = $2;
@@ -941,7 +950,7 @@ SELECT epoch, owner FROM everstep.runs WHERE id = $1;
 SELECT run, kind, name, id, value, at FROM everstep.signals WHERE number = $1;
 
 -- name: settings
--- What the server promises, as this session sees it.
+-- The server's settings for durability, as this session sees them.
 SELECT name, setting FROM pg_catalog.pg_settings
 WHERE name IN (
     'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'max_connections', 'synchronous_standby_names'
@@ -949,10 +958,10 @@ WHERE name IN (
 UNION ALL SELECT 'standbys', pg_catalog.count(*)::text FROM pg_catalog.pg_stat_replication WHERE application_name <> 'pg_basebackup';
 
 -- name: pins
--- What keeps the past of the database visible for longer than $1 seconds, so that nothing dead can be removed: transactions,
--- prepared ones, replication slots, and standbys with `hot_standby_feedback`. As what it is, what names it, its role, its
--- application, its state, seconds (NULL where the server does not say so) and transactions that have begun since. Without
--- a time, $2 of those count.
+-- What keeps the past of the database visible for longer than $1 seconds, so that dead rows cannot be removed:
+-- transactions, prepared ones, replication slots, and standbys with `hot_standby_feedback`. The columns: its kind, its
+-- name, its role, its application, its state, seconds (NULL where the server does not know) and transactions that have
+-- begun since. Without a time, $2 of those count.
 SELECT * FROM (
     SELECT CASE WHEN backend_type = 'walsender' THEN 'standby' ELSE 'session' END, pid::text, coalesce(usename::text, ''),
         coalesce(application_name, ''), coalesce(state, ''),
@@ -976,16 +985,16 @@ WHERE coalesce(seconds >= $1, transactions >= $2) ORDER BY transactions DESC;
 SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint;
 
 -- name: take_place
--- A worker's liveness lock, on the session that lasts as long as its process. $1 stands for the store, $2 is the place.
+-- A worker's liveness lock, on the session that lasts as long as its process. $1 is the store, $2 the place.
 SELECT pg_catalog.pg_try_advisory_lock($1::int, $2::int);
 
 -- name: free_place
--- It leaves.
+-- The worker leaves.
 SELECT pg_catalog.pg_advisory_unlock($1::int, $2::int);
 
 -- name: end_last_session
--- End the session that has the lock of a place and the name of the one that asks: its last one. Names have random bits,
--- so nobody else has it; the same role may end it.
+-- End the session that has the lock of a place and the name of this session: this worker's previous one. Names have
+-- random bits, so no other worker has it; the same role may end it.
 SELECT pg_catalog.pg_terminate_backend(held.pid) FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
 WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid = $2::bigint::oid AND held.objsubid = 2
     AND held.granted AND held.mode = 'ExclusiveLock' AND held.pid <> pg_catalog.pg_backend_pid()
@@ -998,7 +1007,13 @@ WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.obj
 -- Who has a lock is asked only when the lease has lapsed: it may be somebody who is no worker.
 -- Of one that could never have a lock nobody knows; an hour after its lease, by the server's clock, its row goes. $3: how many are looked
 -- at, those with the next places after $4 and then from the beginning; NULL for all.
-SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
+-- The last column: the session that writes for the worker is there, so its process lives without its lock, and has a lease.
+SELECT id, place, is_lockless, is_lapsed, pid, machine, NOT is_lapsed AND EXISTS (
+    SELECT 1 FROM pg_catalog.pg_stat_activity AS session
+    WHERE pg_catalog.split_part(session.application_name, ' w ', 2) = $1::int::text || '.' || place::text
+        AND session.datname = pg_catalog.current_database()
+        AND pg_catalog.has_table_privilege(session.usesysid, 'everstep.workers', 'UPDATE')
+) FROM (
     SELECT id, place, pid, machine,
         CASE WHEN has_lock = 0 THEN lease_until <= 0
                 AND -lease_until <= extract(epoch FROM pg_catalog.clock_timestamp() - interval '1 hour') * 1000000
@@ -1022,7 +1037,7 @@ SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
 WHERE is_lockless OR is_lapsed ORDER BY place;
 
 -- name: is_place_free
--- Asked again by whoever buries, now that nobody can enter. One that no worker has is free.
+-- Checked again before a worker is removed, when no other can register. A place that no worker has is free.
 SELECT pg_catalog.pg_try_advisory_xact_lock_shared($1::int, $2::int) OR NOT EXISTS (
     SELECT 1 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
     WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid = $2::bigint::oid AND held.objsubid = 2
@@ -1032,7 +1047,7 @@ SELECT pg_catalog.pg_try_advisory_xact_lock_shared($1::int, $2::int) OR NOT EXIS
 );
 
 -- name: is_place_taken
--- The same without touching the lock, for somebody who is about to take it.
+-- The same without touching the lock, for a worker that is about to take it.
 SELECT EXISTS (
     SELECT 1 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
     WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid = $2::bigint::oid AND held.objsubid = 2
@@ -1042,7 +1057,7 @@ SELECT EXISTS (
 );
 
 -- name: any_place_taken
--- Whether any worker has a liveness lock of this store, whether or not there is a row for it, or a lease without a lock.
+-- Whether any worker has a liveness lock of this store, registered or not, or a lease without a lock.
 SELECT EXISTS (
     SELECT 1 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
     WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid <> 0 AND held.objsubid = 2
@@ -1052,7 +1067,8 @@ SELECT EXISTS (
 ) OR EXISTS (SELECT 1 FROM everstep.workers WHERE has_lock = 0 AND lease_until > 0);
 
 -- name: tell
--- Others hear that something has changed. Nothing depends on it: whoever misses it looks a little later.
+-- Notifies other processes that something has changed. Nothing depends on it: a process that misses it looks a little
+-- later.
 SELECT pg_catalog.pg_notify($1, $2);
 
 -- name: workers
@@ -1066,7 +1082,7 @@ WHERE lease_until > 0 AND id <> $1
 ORDER BY place < coalesce((SELECT place FROM everstep.workers WHERE id = $1), 0), place LIMIT $2;
 
 -- name: enter_worker
--- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
+-- Committed only when the worker holds its liveness lock, so that no other process removes it in between.
 WITH noted AS (
     INSERT INTO everstep.meta (name, value) VALUES ('latest_time', $5::bigint::text)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
@@ -1075,16 +1091,16 @@ INSERT INTO everstep.workers (id, place, pid, host, started_at, lease_until, tar
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 
 -- name: remove_worker
--- By its place as well, so that a worker which came back under its id is not meant.
+-- By its place as well, so that a worker which came back under its id stays.
 DELETE FROM everstep.workers WHERE id = $1 AND place = $2;
 
 -- name: forget_worker
--- It leaves by itself.
+-- The worker leaves by itself.
 DELETE FROM everstep.workers WHERE id = $1;
 
 -- name: renew
--- Changes nothing if the worker was buried; else it returns the server's clock. With each lease the time is noted: a
--- server's clock may be set back, and what was late stays late. The lease changes in any case: others watch it for
+-- Changes nothing if the worker was removed; else it returns the server's clock. With each lease the time is recorded: a
+-- server's clock may be set back, and the store's time must not go back with it. The lease changes in any case: others watch it for
 -- changes and never compare it with a time.
 WITH noted AS (
     INSERT INTO everstep.meta (name, value) VALUES ('latest_time', $3::bigint::text)
@@ -1099,20 +1115,20 @@ WHERE id = $2 RETURNING (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000
 UPDATE everstep.workers SET lease_until = -lease_until WHERE id = $1 AND lease_until = $2 AND lease_until > 0;
 
 -- name: note_ended_worker
--- Proven by the kernel, or by the worker itself, which saw all that it had begun end.
+-- Proven by the kernel, or by the worker itself, which saw everything end that it had begun.
 INSERT INTO everstep.ended_workers (id, at) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING;
 
 -- name: forget_ended_workers
--- What is forgotten is unknown, and not proven.
+-- A worker that is not recorded here counts as unknown, not as ended.
 DELETE FROM everstep.ended_workers WHERE at < $1;
 
 -- name: is_ended_worker
--- Asked before a step that must not happen twice is repeated.
+-- Read before a step that must not happen twice is repeated.
 SELECT 1 FROM everstep.ended_workers WHERE id = $1
 UNION ALL SELECT 1 FROM everstep.gone_workers WHERE kind = 'worker' AND name = $1 LIMIT 1;
 
 -- name: declare_gone
--- Somebody takes the responsibility that nothing which it began acts any more.
+-- A person takes the responsibility that nothing which it began can act any more.
 INSERT INTO everstep.gone_workers (kind, name, at, by, note) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING;
 
 -- name: gone
@@ -1121,7 +1137,7 @@ SELECT kind, name, at, by, note FROM everstep.gone_workers
 WHERE ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR name = $2) ORDER BY at DESC, kind, name;
 
 -- name: owners
--- From one to the next in the index.
+-- Few, including workers that are no longer registered.
 WITH RECURSIVE owners (id) AS (
     SELECT pg_catalog.min(owner) FROM everstep.runs WHERE owner IS NOT NULL
     UNION ALL
@@ -1130,20 +1146,22 @@ WITH RECURSIVE owners (id) AS (
 SELECT id FROM owners WHERE id IS NOT NULL;
 
 -- name: fence_runs
--- As `give_back`, of a worker that may come back and not know that it was declared gone: it writes nothing more.
+-- As `give_back`, for a worker that may come back without knowing that it was declared gone: the new epoch refuses its
+-- writes.
 WITH theirs AS MATERIALIZED (SELECT id FROM everstep.runs WHERE owner = $1 ORDER BY id FOR UPDATE)
 UPDATE everstep.runs SET
     epoch = epoch + 1, owner = NULL, status = CASE WHEN status = 'running' THEN 'queued' ELSE status END
 FROM theirs WHERE runs.id = theirs.id AND owner = $1;
 
 -- name: give_back
--- What a leaving worker was driving goes on elsewhere. Locked in the order in which everybody locks.
+-- Another worker continues what a leaving worker was driving.
 WITH mine AS MATERIALIZED (SELECT id FROM everstep.runs WHERE owner = $1 ORDER BY id FOR UPDATE)
 UPDATE everstep.runs SET owner = NULL, status = CASE WHEN status = 'running' THEN 'queued' ELSE status END
 FROM mine WHERE runs.id = mine.id AND owner = $1;
 
 -- name: gone_owners
--- Who has runs and no lease any more. Owners are found by hopping from one to the next in the index. $1: who asks.
+-- Owners that died or whose lease is marked as lapsed. It hops from owner to owner in the index and never walks their
+-- runs. $1 is the worker that asks.
 WITH RECURSIVE owners (id) AS (
     SELECT pg_catalog.min(owner) FROM everstep.runs WHERE owner IS NOT NULL
     UNION ALL
@@ -1154,12 +1172,12 @@ WHERE owners.id IS NOT NULL AND owners.id <> $1
     AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > 0);
 
 -- name: due
--- Everything that wants a driver now, as kind (0, and 1 for timers), wake-up time, priority, age, id and owner; each part by
--- itself is limited, in the order in which its index has it. Kind 2: the first free run of each priority, whatever its
+-- Everything that needs a driver now, as kind (0, and 1 for timers), wake-up time, priority, age, id and owner; each
+-- part is limited by itself, in the order of its index. Kind 2: the first free run of each priority, whatever its
 -- workflow is. $1: the worker, $2: the time, $3: workflows, $4: the limit, $5: whether free runs count, $6: queues, or
--- NULL for all. $7 to $9: from where on free runs are looked for, by priority; $10 and $11: above and below the priorities
--- between those; $12: from when on timers of free runs, $13: those of this worker; $14: owners that are gone;
--- $15 and $16: what is pending, see `pending`.
+-- NULL for all. $7 to $9: the places from which free runs are read, by priority; $10 and $11: above and below the
+-- priorities between those; $12: the time from which timers of free runs are read, $13: those of this worker; $14:
+-- owners that are gone; $15 and $16: pending deliveries, see `pending`.
 WITH fronts AS MATERIALIZED (
     SELECT known.priority, front.created_at, front.id
     FROM unnest($7::bigint[], $8::bigint[], $9::text[]) AS known (priority, at, id) CROSS JOIN LATERAL (
@@ -1230,8 +1248,8 @@ UNION ALL (
 );
 
 -- name: next_wake
--- The first entry of an index, for free runs, for this worker's and for those of owners that are gone. $1: the worker, $2: whether free
--- runs count, $3 and $4: from when on, for free ones and its own, $5: owners that are gone.
+-- The first entry of an index, for free runs, for this worker's and for runs of owners that are gone. $1: the worker, $2: whether free
+-- runs count, $3 and $4: the times to read from, for free runs and its own, $5: owners that are gone.
 SELECT
     (
         SELECT pg_catalog.min(wake_at) FROM everstep.runs
@@ -1247,13 +1265,14 @@ SELECT
     );
 
 -- name: pending
--- All deliveries that are pending, and the newest number of any.
+-- All pending deliveries, and the newest number of any delivery.
 SELECT number, run FROM everstep.signals WHERE state = 'pending'
 UNION ALL SELECT pg_catalog.max(number), NULL FROM everstep.signals;
 
 -- name: pending_since
--- The same, of those with the number $1 or a later one, and of older ones that were pending at the last look ($2). Not by
--- `signals_pending`, which has all that were ever pending while the past of the database is pinned: hence OFFSET 0.
+-- The same, for the number $1 and later ones, and for older ones that were pending at the last look ($2). OFFSET 0
+-- keeps the index `signals_pending` out, which has all deliveries that were ever pending while the past of the database
+-- is pinned.
 SELECT number, run FROM (
     SELECT number, run, state FROM everstep.signals WHERE number >= $1 OFFSET 0
 ) AS recent WHERE state = 'pending'
@@ -1290,7 +1309,7 @@ WHERE $5::text IS NULL AND ($1::text IS NULL OR workflow = $1) AND ($2::text IS 
 ORDER BY created_at DESC, id DESC LIMIT $4;
 
 -- name: runs_of_status
--- The same for one status. (Several are asked one by one, so that none is sorted whole.)
+-- The same for one status. (Several statuses are queried one by one, so that no whole list is sorted.)
 SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
     tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
 FROM everstep.runs
@@ -1333,8 +1352,8 @@ FROM everstep.runs WHERE parent = $1 ORDER BY created_at, id;
 SELECT status, pg_catalog.count(*) FROM everstep.runs GROUP BY status ORDER BY status;
 
 -- name: runs_without_status
--- Damaged rows: those whose status is none. What lies between the statuses, in their order, is looked for in the index,
--- so that it does not matter how many runs there are.
+-- Damaged rows: their status is not a valid one. The gaps between the valid statuses, in their order, are looked up in
+-- the index, so that the number of runs does not matter.
 SELECT id FROM everstep.runs
 WHERE status < 'cancelled'
     OR (status > 'cancelled' AND status < 'completed')
@@ -1372,7 +1391,7 @@ WITH RECURSIVE found (generation) AS (
 SELECT generation FROM found WHERE generation IS NOT NULL ORDER BY generation;
 
 -- name: strays
--- Histories that no row knows: their run's row is gone, or has another id or generation. From the index alone.
+-- Histories without a row of their run: it is gone, or has another id or generation. From the index alone.
 SELECT DISTINCT events.run, events.generation FROM everstep.events
 WHERE NOT EXISTS (
     SELECT 1 FROM everstep.runs WHERE runs.id = events.run AND runs.generation >= events.generation AND events.generation > 0
@@ -1380,27 +1399,27 @@ WHERE NOT EXISTS (
 ORDER BY events.run, events.generation;
 
 -- name: payload
--- A large value that is not in the event itself.
+-- A large value that is stored outside its event.
 SELECT value FROM everstep.payloads WHERE run = $1 AND digest = $2;
 
 -- name: inbox
--- Only what is pending, whatever was delivered before.
+-- Only pending deliveries, however many were delivered before.
 SELECT number, run, kind, name, id, value, at, state FROM everstep.signals
 WHERE run = $1 AND state = 'pending' ORDER BY number;
 
 -- name: signals
--- Everything, for a reader and for recovery.
+-- All deliveries, for a reader and for recovery.
 SELECT number, run, kind, name, id, value, at, state FROM everstep.signals WHERE run = $1 ORDER BY number;
 
 -- --------------------------------------------------------------------------------------------------- schedules
 
 -- name: create_schedule
--- Only if there is none of this name; the number of changes tells.
+-- Only if no schedule has this name; the number of changes tells.
 INSERT INTO everstep.schedules (name, workflow, revision, next_at, waits, definition, state, created_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING;
 
 -- name: change_schedule
--- Only by whoever knows its newest revision: of several workers that start one tick, one does.
+-- Only with the newest revision: of several workers that start one tick, one succeeds.
 UPDATE everstep.schedules SET
     workflow = $2, revision = $3, next_at = $4, waits = $5, definition = $6, state = $7, created_at = $8
 WHERE name = $1 AND revision = $9;
@@ -1410,7 +1429,7 @@ WHERE name = $1 AND revision = $9;
 DELETE FROM everstep.schedules WHERE name = $1 AND revision = $2;
 
 -- name: schedule_revision
--- To read back whether a transaction was done.
+-- Read back after an unknown commit.
 SELECT revision FROM everstep.schedules WHERE name = $1;
 
 -- name: schedules
@@ -1422,16 +1441,16 @@ SELECT name, workflow, revision, next_at, waits, definition, state, created_at F
 SELECT name, workflow, revision, next_at, waits, definition, state, created_at FROM everstep.schedules WHERE name = $1;
 
 -- name: due_schedules
--- What a worker looks for when its alarm rings, or somebody else has written.
+-- What a worker reads when its timer fires, or another process has written.
 SELECT name, workflow, revision, next_at, waits, definition, state, created_at FROM everstep.schedules
 WHERE next_at IS NOT NULL AND next_at <= $1 AND workflow = ANY ($2::text[]) ORDER BY next_at, name LIMIT $3;
 
 -- name: waiting_schedules
--- Those with a tick that waits for the end of a run: few.
+-- Schedules with a tick that waits for the end of a run: few.
 SELECT name, workflow, revision, next_at, waits, definition, state, created_at FROM everstep.schedules
 WHERE waits <> 0 AND (next_at IS NULL OR next_at > $1) AND workflow = ANY ($2::text[]) ORDER BY name LIMIT $3;
 
 -- name: next_schedule
--- When the alarm is to ring. Schedules of workflows that this worker does not know are passed over.
+-- When the worker must look again. Schedules of workflows that it does not know are left out.
 SELECT next_at FROM everstep.schedules
 WHERE next_at IS NOT NULL AND workflow = ANY ($1::text[]) ORDER BY next_at LIMIT 1;

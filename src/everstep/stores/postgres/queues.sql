@@ -1,20 +1,21 @@
 -- The statements about queues of runs and named limits of steps.
 --
--- Runs that wait in a queue are found by `runs_in_line` and `runs_delayed`, from where the last look found the first one
--- (fronts.py); those that have a slot by `taken`. Runs of the queue `default`, and ended ones, cost nothing. The key of a
+-- Runs that wait in a queue are found by `runs_in_line` and `runs_delayed`, from the place where the last look found the first
+-- one (fronts.py); those that have a slot by `taken`. Runs of the queue `default`, and ended ones, cost nothing. The key of a
 -- run is its tag `key`, as `tagged` has it.
 --
--- Whoever counts slots or takes a token has the lock of the queue first: each statement sees what was committed before
--- it began, so nobody else can take the same slot.
+-- A transaction locks the queue before it counts slots or takes a token: each statement sees what was committed before
+-- it began, so no other transaction can take the same slot.
 
 -- name: lock_queues
--- A queue may have no row yet, so it is not a row that is locked. In a fixed order, after runs and keys. $2 is the schema.
+-- A queue may have no row yet, so an advisory lock is taken instead of a row lock. In a fixed order, after runs and
+-- keys. $2 is the schema.
 SELECT pg_catalog.pg_advisory_xact_lock(hash) FROM (
     SELECT DISTINCT pg_catalog.hashtextextended($2::text || '/' || name, 1) AS hash FROM pg_catalog.unnest($1::text[]) AS wanted (name) ORDER BY 1
 ) AS hashes;
 
 -- name: queues_of_runs
--- Which queues are to be locked. The runs are locked already, so they stay where they are.
+-- The queues to lock. The runs are locked already, so they cannot move to another queue.
 SELECT DISTINCT queue FROM everstep.runs WHERE id = ANY ($1::text[]) AND queue <> 'default';
 
 -- name: queue
@@ -28,7 +29,7 @@ SELECT kind, name, concurrency, per_worker, per_key, rate, seconds, paused, full
 FROM everstep.queues ORDER BY kind, name;
 
 -- name: keep_queue
--- As it is after a change.
+-- The settings after a change.
 INSERT INTO everstep.queues (
     kind, name, concurrency, per_worker, per_key, rate, seconds, paused, full_at, changed_at
 ) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
@@ -42,7 +43,7 @@ ON CONFLICT (kind, name) DO UPDATE SET
 UPDATE everstep.queues SET full_at = $3 WHERE kind = $1 AND name = $2;
 
 -- name: place_of_run
--- What decides whether a run may be claimed out of its queue.
+-- The columns that decide whether a run may be claimed from its queue.
 SELECT status, queue, wake_at, (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1),
     EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = runs.owner), owner
 FROM everstep.runs WHERE id = $1;
@@ -68,7 +69,7 @@ WITH RECURSIVE names (name) AS (
 SELECT name FROM names WHERE name IS NOT NULL;
 
 -- name: names_begun
--- The queues of which runs have begun, in the same way.
+-- The queues that have begun runs, in the same way.
 WITH RECURSIVE names (name) AS (
     SELECT pg_catalog.min(queue) FROM everstep.runs
     WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
@@ -81,9 +82,10 @@ WITH RECURSIVE names (name) AS (
 SELECT name FROM names WHERE name IS NOT NULL;
 
 -- name: fronts
--- The first run of each line, as kind, queue, priority, time and id. Kind 0: of a queue and priority that is known ($1 to $4: from
--- that place on), or of those between ($5 to $7: queue, above and below). Kind 1: of those that wait for their time ($8 and
--- $9: queue, from then on). Kind 2: names of queues between those that are known ($10 and $11: after, before).
+-- The first run of each line, as kind, queue, priority, time and id. Kind 0: of a known queue and priority ($1 to $4:
+-- from that place on), or of the priorities between those ($5 to $7: queue, above and below). Kind 1: of the runs that
+-- wait for their time ($8 and $9: queue, from then on). Kind 2: names of queues between the known ones ($10 and $11:
+-- after, before).
 SELECT 0 AS kind, known.queue, known.priority, front.at, front.id
 FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[]) AS known (queue, priority, at, id) CROSS JOIN LATERAL (
     SELECT created_at AS at, runs.id FROM everstep.runs
@@ -119,8 +121,8 @@ SELECT 2, front.queue, 0, 0, '' FROM unnest($10::text[], $11::text[]) AS gap (af
 ) AS front;
 
 -- name: begun
--- How many slots are taken. Whoever claimed a run and died before it began has none. Asked of the runs that `taken` names on
--- its last page: an index of begun runs has all that ever began, while the past of the database is pinned.
+-- How many slots are taken. A worker that claimed a run and died before it began has none. Only runs that `taken` names on
+-- its last page are read: an index of begun runs has all that ever began, while the past of the database is pinned.
 SELECT pg_catalog.count(DISTINCT run) FROM everstep.taken AS entry
 WHERE kind = 'queue' AND name = $1
     AND page = (SELECT pg_catalog.max(page) FROM everstep.taken WHERE kind = 'queue' AND name = $1)
@@ -129,7 +131,7 @@ WHERE kind = 'queue' AND name = $1
         FROM everstep.runs WHERE runs.id = entry.run);
 
 -- name: begun_by
--- Those of one worker.
+-- The slots of one worker.
 SELECT pg_catalog.count(DISTINCT run) FROM everstep.taken AS entry
 WHERE kind = 'queue' AND name = $1
     AND page = (SELECT pg_catalog.max(page) FROM everstep.taken WHERE kind = 'queue' AND name = $1)
@@ -151,7 +153,7 @@ SELECT key, pg_catalog.count(DISTINCT run) FROM (
 WHERE key IS NOT NULL AND ($2::text IS NULL OR key = $2::text) GROUP BY key;
 
 -- name: waiting
--- The first that wait for a slot only, in their order. $4: keys that have no room. $5 to $7: known priorities, and from where
+-- The first runs that wait only for a slot, in their order. $4: keys that have no room. $5 to $7: known priorities, and from where
 -- on; $8 and $9: above and below those between.
 SELECT run.priority, run.created_at, run.id, run.key
 FROM unnest($5::bigint[], $6::bigint[], $7::text[]) AS known (priority, at, id) CROSS JOIN LATERAL (
@@ -179,7 +181,7 @@ FROM unnest($8::bigint[], $9::bigint[]) AS gap (above, below) CROSS JOIN LATERAL
 ORDER BY 1 DESC, 2, 3 LIMIT $3;
 
 -- name: come_due
--- Those whose delay is over, the longest due first. $6: from when on.
+-- Runs whose delay is over, the longest due first. $6 is the time from which to read.
 SELECT priority, created_at, id, (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1)
 FROM everstep.runs
 WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1 AND wake_at IS NOT NULL AND wake_at <= $5
@@ -195,7 +197,7 @@ SELECT pg_catalog.count(*) - pg_catalog.count(wake_at), pg_catalog.count(wake_at
 FROM everstep.runs WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1;
 
 -- name: forget_slots
--- Those whose workers are gone, found as in `begun`.
+-- Slots whose workers are gone, found as in `begun`.
 DELETE FROM everstep.slots USING everstep.taken AS entry
 WHERE entry.kind = 'limit' AND entry.name = $1
     AND entry.page = (SELECT pg_catalog.max(page) FROM everstep.taken WHERE kind = 'limit' AND name = $1)
@@ -203,7 +205,7 @@ WHERE entry.kind = 'limit' AND entry.name = $1
     AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = slots.worker);
 
 -- name: count_slots
--- How many there are, and whether one of them is this attempt's.
+-- How many slots are taken, and whether one of them is this attempt's.
 SELECT pg_catalog.count(DISTINCT (entry.run, entry.call)), coalesce(pg_catalog.bool_or(entry.run = $2 AND entry.call = $3 AND holder.worker = $4), false)
 FROM everstep.taken AS entry CROSS JOIN LATERAL (
     SELECT slots.worker FROM everstep.slots
@@ -213,15 +215,15 @@ WHERE entry.kind = 'limit' AND entry.name = $1
     AND entry.page = (SELECT pg_catalog.max(page) FROM everstep.taken WHERE kind = 'limit' AND name = $1);
 
 -- name: take_slot
--- Of a worker that was fenced, the row becomes that of the new one.
+-- If the row belongs to a fenced worker, the new worker takes it over.
 INSERT INTO everstep.slots (name, run, call, worker, since) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (name, run, call) DO UPDATE SET worker = excluded.worker, since = excluded.since;
 
 -- name: free_slot
--- Only its own: another worker may have taken the run over.
+-- Only the worker's own slot: another worker may have taken the run over.
 DELETE FROM everstep.slots WHERE name = $1 AND run = $2 AND call = $3 AND worker = $4;
 
 -- name: slots
--- Of workers that are there.
+-- The slots of registered workers.
 SELECT name, run, call, worker, since FROM everstep.slots
 WHERE EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = slots.worker) ORDER BY name, since, run, call;

@@ -1,4 +1,4 @@
-"""Reading: over a few connections of their own, so that several threads may read at once."""
+"""Reading: over a few separate connections, so that several threads may read at once."""
 
 import threading
 import time
@@ -39,10 +39,10 @@ from everstep.stores.sql.rows import Row
 
 CONNECTIONS_MAX: Final = 4
 PATIENT_SECONDS: Final = 1.0
-"""So long a reader waits out an outage. It may be the application's own loop that waits."""
+"""How long a reader waits for the end of an outage, in seconds. The application's own loop may be waiting."""
 
 FOR_PEOPLE: Final = frozenset({"runs", "runs_of_status", "runs_tagged", "effects"})
-"""Lists with any mixture of conditions."""
+"""Lists whose conditions are optional in any combination."""
 
 R = TypeVar("R")
 
@@ -69,7 +69,7 @@ class Reader:
         self._looking = threading.Lock()
 
     def close(self) -> None:
-        """Close the connections that nobody uses; the others are closed when they are given back."""
+        """Close the idle connections; the others are closed when they are given back."""
         with self._lock:
             idle, self._idle = [*self._idle, *self._unanswered], []
             self._unanswered = []
@@ -78,7 +78,7 @@ class Reader:
 
     # -- asking -----------------------------------------------------------------------------------------------------
     def ask(self, question: Callable[[PostgresStatements], R]) -> R:
-        """Ask something on one of the connections. A connection that is lost is made again, for a moment."""
+        """Run a query on one of the connections. A lost connection is made again, within a moment."""
         if waits_until() is not None:
             return self._ask_briefly(question)
         began = time.monotonic()
@@ -87,7 +87,7 @@ class Reader:
         return answer
 
     def _ask_briefly(self, question: Callable[[PostgresStatements], R]) -> R:
-        """Ask on the thread of a loop. It waits once while the server is slow, and not again for each question."""
+        """Run a query on the thread of a loop. It waits once while the server is slow, and not again for each query."""
         if self._patience.is_slow:
             raise Busy
         try:
@@ -130,7 +130,7 @@ class Reader:
             if isinstance(outage, Setback):
                 self._give_back_idle(statements)
             else:
-                close_quietly(statements.connection)  # it may be in the middle of a transaction
+                close_quietly(statements.connection)  # it may be inside a transaction
             if outage is not None and not isinstance(outage, Setback):
                 self.close()  # the others are lost as well
             raise outage or refused(error, self.where) from error
@@ -146,12 +146,12 @@ class Reader:
                 return self._idle.pop()
         if self._patience.is_over:
             raise translated(psycopg.InterfaceError("closed"), self.where)
-        refuse_when_brief()  # a connection takes several round trips, and looking up a name cannot be broken off
+        refuse_when_brief()  # a connection takes several round trips, and looking up a name cannot be interrupted
         if (unanswered := self._take_unanswered()) is not None:
             return unanswered
         if self._patience.is_watched and self._patience.seconds() > PATIENT_SECONDS:
             self._patience.ask_watcher()
-            raise Outage("it is being tried again")  # another thread does; a try may take long where no server answers
+            raise Outage("it is being tried again")  # by another thread: it may take long where no server answers
         connection = connect(self._address, self._name, durability=self._durability)
         self._patience.end()
         return PostgresStatements(self._address.schema, connection)
@@ -168,7 +168,7 @@ class Reader:
         return statements
 
     def _give_back_idle(self, statements: PostgresStatements) -> None:
-        """Give a connection back after a cancelled statement, without the transaction that this was in."""
+        """Give a connection back after a cancelled statement, without its transaction."""
         try:
             statements.connection.execute("ROLLBACK")
         except psycopg.Error:
@@ -204,8 +204,8 @@ class Reader:
 
     # -- what is done otherwise here --------------------------------------------------------------------------------
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
-        """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
-        new_tuple = tuple.__new__  # what EventRow(…) comes down to, in a third of the time
+        """Return a history or a part of it, as it is stored. The caller verifies it."""
+        new_tuple = tuple.__new__  # what EventRow(…) does internally, in a third of the time
         return [new_tuple(EventRow, row) for row in self.all("events", run, generation, first, last)]
 
     def dump(self, run: str) -> RunDump | None:
@@ -249,7 +249,7 @@ class Reader:
     def _look_for_due(
         self, at: int, workflows: list[str], worker: str, everyone: bool, limit: int, queues: Sequence[str] | None
     ) -> list[Row]:
-        """Return what `due` finds, from where the last look found the first of each kind."""
+        """Return what `due` finds, from the places where the last look found the first of each kind."""
         known = self._due
         is_whole = self._begins_at_the_front(worker, everyone)
         if known.gone_wake is not None and known.gone_wake <= at:
@@ -271,7 +271,7 @@ class Reader:
         return found
 
     def _begins_at_the_front(self, worker: str, everyone: bool) -> bool:
-        """Tell whether a look begins at the front of all lines, and if so, ask who is gone."""
+        """Return True if a look begins at the front of all lines; then also read which owners are gone."""
         known = self._due
         if not (known.looks.are_due() or known.asked_by != (worker, everyone)):
             return False
@@ -318,24 +318,24 @@ class Reader:
         return found
 
     def begin_anew(self) -> None:
-        """Runs were put back: the next looks begin at the front of all lines."""
+        """Make the next looks begin at the front of all lines, because runs were put back."""
         self._due.looks.begin_anew()
         self._inboxes.looks.begin_anew()
         self.of_queues.lines.looks.begin_anew()
 
     @cached_property
     def of_queues(self) -> "PostgresQueueReads":
-        """What is read about queues and limits."""
+        """Reads about queues and limits."""
         return PostgresQueueReads(self.all, self.texts, self._whole_seconds)
 
     def server_time(self) -> int:
-        """Return the server's clock."""
+        """Return the server's time."""
         now: int = self.all("server_time")[0][0]
         return now
 
 
 class PostgresQueueReads(QueueReads):
-    """What is read about queues, from where the last look found the first run of each."""
+    """Reads about queues, from the place where the last look found the first run of each."""
 
     def __init__(
         self, ask: Callable[..., list[Row]], texts: Callable[[Sequence[str]], Any], whole_seconds: float
@@ -361,7 +361,7 @@ class PostgresQueueReads(QueueReads):
         return found
 
     def _fronts(self, at: int) -> dict[str, tuple[bool, int]]:
-        """Return the queues in which runs wait: whether any waits for a slot only, and when the next delay is over."""
+        """Return the queues in which runs wait: whether any waits only for a slot, and when the next delay is over."""
         with self._looking:
             lines = self.lines
             is_whole = lines.looks.are_due()

@@ -1,7 +1,7 @@
 -- The statements for what frameworks save: threads with their states, and items.
 
 -- name: take_thread
--- It is free if nobody has it, or a worker that is gone. Whoever has it keeps the epoch.
+-- A thread is free if no worker has it, or one that is gone. A worker that has it keeps the epoch.
 INSERT INTO everstep.saved_threads (thread, owner, epoch, since, born) VALUES ($1, $2, 1, $3, $3)
 ON CONFLICT (thread) DO UPDATE SET
     owner = $2, epoch = saved_threads.epoch + (saved_threads.owner IS DISTINCT FROM $2)::int, since = $3
@@ -10,7 +10,7 @@ WHERE saved_threads.owner IS NULL OR saved_threads.owner = $2
 RETURNING saved_threads.epoch, saved_threads.born;
 
 -- name: put_thread
--- One that comes from another store keeps when it was first taken.
+-- A thread from another store keeps the time when it was first taken.
 INSERT INTO everstep.saved_threads (thread, owner, epoch, since, born) VALUES ($1, NULL, 1, $2, $3) ON CONFLICT DO NOTHING;
 
 -- name: free_thread
@@ -18,13 +18,13 @@ INSERT INTO everstep.saved_threads (thread, owner, epoch, since, born) VALUES ($
 UPDATE everstep.saved_threads SET owner = NULL WHERE thread = $1 AND owner = $2 AND epoch = $3;
 
 -- name: thread_guard
--- Who may write to a thread.
+-- The columns that decide who may write to a thread.
 SELECT owner, epoch, EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > 0)
 FROM everstep.saved_threads WHERE thread = $1 FOR SHARE;
 
 -- name: change_thread
--- A change that adds states, parts and writes, for whoever may; it says why not. If a part is there already it fails, and
--- nothing was done: the longer way tells whether it is the same.
+-- A change that adds states, parts and writes, if the worker may; else it says why not. If a part exists already it fails, and
+-- nothing is done: the longer way then finds out whether it is the same.
 WITH guard AS MATERIALIZED (
     SELECT owner, epoch, EXISTS (
         SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > 0
@@ -59,78 +59,79 @@ WITH guard AS MATERIALIZED (
 SELECT why, 1 / (why IS NOT NULL OR (SELECT pg_catalog.count(*) FROM parts) = pg_catalog.cardinality($4))::int FROM refusal;
 
 -- name: thread_owner
--- For whoever is told that it is not they.
+-- For the message to a worker that may not.
 SELECT owner, epoch, since, born FROM everstep.saved_threads WHERE thread = $1;
 
 -- name: digest_of_part
--- Whether a series went on otherwise.
+-- Whether a series continued differently.
 SELECT digest FROM everstep.saved_parts WHERE thread = $1 AND namespace = $2 AND channel = $3 AND series = $4 AND number = $5;
 
 -- name: save_part
--- One that is there is the same.
+-- An existing part is the same.
 INSERT INTO everstep.saved_parts (thread, namespace, channel, series, number, value, digest)
 VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING;
 
 -- name: forget_part
--- One that was added a moment ago, beside another that could not be.
+-- A part that was just added together with one that could not be.
 DELETE FROM everstep.saved_parts
 WHERE thread = $1 AND namespace = $2 AND channel = $3 AND series = $4 AND number = $5;
 
 -- name: save_state
--- One with this id is replaced.
+-- A state with this id is replaced.
 INSERT INTO everstep.saved_states (thread, namespace, id, parent, origin, body, digest, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (thread, namespace, id) DO UPDATE SET
     parent = excluded.parent, origin = excluded.origin, body = excluded.body, digest = excluded.digest, at = excluded.at;
 
 -- name: save_write
--- The first one stays.
+-- An existing write stays.
 INSERT INTO everstep.saved_writes (thread, namespace, state, call, place, path, channel, body, digest)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING;
 
 -- name: save_rewrite
--- The last one stays.
+-- An existing write is replaced.
 INSERT INTO everstep.saved_writes (thread, namespace, state, call, place, path, channel, body, digest)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 ON CONFLICT (thread, namespace, state, call, place) DO UPDATE SET
     path = excluded.path, channel = excluded.channel, body = excluded.body, digest = excluded.digest;
 
 -- name: forget_states
--- All of a thread.
+-- All states of a thread.
 DELETE FROM everstep.saved_states WHERE thread = $1;
 
 -- name: forget_parts
--- All of a thread.
+-- All parts of a thread.
 DELETE FROM everstep.saved_parts WHERE thread = $1;
 
 -- name: forget_writes
--- All of a thread.
+-- All writes of a thread.
 DELETE FROM everstep.saved_writes WHERE thread = $1;
 
 -- name: forget_thread
--- Unless somebody runs it: then their epoch is still needed.
+-- Unless a worker runs it: then its epoch is still needed.
 DELETE FROM everstep.saved_threads WHERE thread = $1 AND owner IS NULL;
 
 -- name: hold_thread
--- No worker takes the thread before the transaction ends. One that has no row gets one of epoch 0.
+-- No worker takes the thread before the transaction ends. A thread without a row gets one with epoch 0.
 INSERT INTO everstep.saved_threads (thread, owner, epoch, since, born) VALUES ($1, NULL, 0, 0, 0)
 ON CONFLICT (thread) DO UPDATE SET epoch = saved_threads.epoch;
 
 -- name: drop_held_thread
--- The row that was made to hold a thread.
+-- Removes the row that was made to hold a thread.
 DELETE FROM everstep.saved_threads WHERE thread = $1 AND epoch = 0;
 
 -- name: forget_old_states
--- All of a thread, if none is new: in one statement, for a person may change a thread without taking it.
+-- All states of a thread, if none is new. It must be one statement, because a person may change a thread without taking
+-- it.
 DELETE FROM everstep.saved_states WHERE thread = $1 AND NOT EXISTS (
     SELECT 1 FROM everstep.saved_states AS new WHERE new.thread = $1 AND new.at >= $2
 );
 
 -- name: forget_old_parts
--- All of a thread, if no state came meanwhile that may need them.
+-- All parts of a thread, if no state has arrived meanwhile that may need them.
 DELETE FROM everstep.saved_parts WHERE thread = $1 AND NOT EXISTS (SELECT 1 FROM everstep.saved_states WHERE thread = $1);
 
 -- name: forget_old_writes
--- All of a thread, if no state came meanwhile.
+-- All writes of a thread, if no state has arrived meanwhile.
 DELETE FROM everstep.saved_writes WHERE thread = $1 AND NOT EXISTS (SELECT 1 FROM everstep.saved_states WHERE thread = $1);
 
 -- name: forget_state
@@ -138,11 +139,11 @@ DELETE FROM everstep.saved_writes WHERE thread = $1 AND NOT EXISTS (SELECT 1 FRO
 DELETE FROM everstep.saved_states WHERE thread = $1 AND namespace = $2 AND id = $3;
 
 -- name: forget_writes_of_state
--- What was called in it.
+-- The writes of one state.
 DELETE FROM everstep.saved_writes WHERE thread = $1 AND namespace = $2 AND state = $3;
 
 -- name: forget_series
--- A value that no state has any more.
+-- A value that no state needs any more.
 DELETE FROM everstep.saved_parts WHERE thread = $1 AND namespace = $2 AND channel = $3 AND series = $4;
 
 -- name: saved_state
@@ -175,24 +176,24 @@ SELECT namespace, id, parent, origin, body, digest, at
 FROM line ORDER BY place;
 
 -- name: saved_writes
--- In the order in which they count.
+-- In the order in which they apply.
 SELECT namespace, state, call, place, path, channel,
     body, digest
 FROM everstep.saved_writes WHERE thread = $1 AND namespace = $2 AND state = ANY ($3::text[])
 ORDER BY state, path, call, place;
 
 -- name: saved_parts
--- A value, up to a part.
+-- A value up to a part.
 SELECT number, value, digest FROM everstep.saved_parts
 WHERE thread = $1 AND namespace = $2 AND channel = $3 AND series = $4 AND number <= $5 ORDER BY number;
 
 -- name: saved_series
--- To find those that no state has any more.
+-- To find series that no state needs any more.
 SELECT namespace, channel, series
 FROM everstep.saved_parts WHERE thread = $1 GROUP BY namespace, channel, series;
 
 -- name: saved_threads_listed
--- A page of them; with a time, those that have not changed since.
+-- A page; with a time, only threads that have not changed since.
 SELECT thread FROM everstep.saved_states WHERE thread > $1
 GROUP BY thread HAVING $3::bigint IS NULL OR pg_catalog.max(at) < $3 ORDER BY thread LIMIT $2;
 
@@ -202,7 +203,7 @@ SELECT thread, namespace, id FROM everstep.saved_states
 WHERE origin <> '' AND origin = ANY ($1::text[]) ORDER BY thread, namespace, id;
 
 -- name: save_item
--- When it was created stays.
+-- An existing item keeps its time of creation.
 INSERT INTO everstep.saved_items (namespace, key, value, created_at, updated_at, expires_at, seconds) VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (namespace, key) DO UPDATE SET
     value = excluded.value, updated_at = excluded.updated_at, expires_at = excluded.expires_at, seconds = excluded.seconds;
@@ -212,20 +213,20 @@ ON CONFLICT (namespace, key) DO UPDATE SET
 DELETE FROM everstep.saved_items WHERE namespace = $1 AND key = $2;
 
 -- name: delete_expired_item
--- Unless it was put again, or looked at, since it was found.
+-- Unless it was put again, or read, since it was found.
 DELETE FROM everstep.saved_items WHERE namespace = $1 AND key = $2 AND expires_at <= $3;
 
 -- name: see_item
--- Somebody looked at it: it lives on.
+-- A read extends its life.
 UPDATE everstep.saved_items SET expires_at = $3 WHERE namespace = $1 AND key = $2 AND expires_at IS NOT NULL;
 
 -- name: saved_item
--- One that is alive.
+-- Only if it has not expired.
 SELECT namespace, key, value, created_at, updated_at, expires_at, seconds FROM everstep.saved_items
 WHERE namespace = $1 AND key = $2 AND (expires_at IS NULL OR expires_at > $3);
 
 -- name: saved_items_listed
--- A page of those whose namespace begins in a certain way.
+-- A page of the items whose namespace has a prefix.
 SELECT namespace, key, value, created_at, updated_at, expires_at, seconds FROM everstep.saved_items
 WHERE namespace >= $1 AND namespace < $2 AND (namespace, key) > ($3, $4) AND (expires_at IS NULL OR expires_at > $5)
 ORDER BY namespace, key LIMIT $6;
@@ -236,6 +237,6 @@ SELECT DISTINCT namespace FROM everstep.saved_items
 WHERE namespace > $2 AND (expires_at IS NULL OR expires_at > $1) ORDER BY namespace LIMIT $3;
 
 -- name: dead_items
--- Those whose time is over.
+-- Expired items.
 SELECT namespace, key FROM everstep.saved_items
 WHERE expires_at IS NOT NULL AND expires_at <= $1 ORDER BY expires_at LIMIT $2;

@@ -43,16 +43,17 @@ from everstep.stores.sql.store import SqlStore
 from everstep.stores.ticks import ticks
 
 SETTLE_SECONDS: Final = 1.0
-"""So long after a restart of the server everybody has time to take their locks again."""
+"""How long workers have, after a restart of the server, to take their locks again, in seconds."""
 GRACE_SECONDS: Final = 0.25
-"""So long a lock has to be missing: its owner may just be connecting again."""
+"""How long a lock must be missing before its worker counts as dead, in seconds: it may be reconnecting."""
 OPEN_ATTEMPTS: Final = 6
-"""So often opening is tried: a server that is not there at first is named at once."""
+"""The maximum number of attempts at opening. A server that is missing at the first one is reported at once."""
 OPEN_PAUSE_SECONDS: Final = 0.01
 
 
 PIN_TRANSACTIONS: Final = 100_000
-"""So many transactions must have begun since, where the server does not say how long something has been there."""
+"""The number of transactions that must have begun since, where the server does not know how long something has existed.
+"""
 
 
 class Pin(NamedTuple):
@@ -98,7 +99,7 @@ class PostgresStore(SqlStore):
         self.durability: Durability = durability
         self._clock = clock
         self.name = name = f"everstep {os.getpid()} {secrets.token_hex(4)}"
-        """What the server calls the connections of this store object, in `pg_stat_activity`."""
+        """The application name of this store object's connections in `pg_stat_activity`."""
         connection = self._opened(f"{name} w", create, migrate)
         self._places = places = places_of(self.schema)
         patience = Patience(self.url)
@@ -137,8 +138,9 @@ class PostgresStore(SqlStore):
     def _opened(self, name: str, create: bool, may_migrate: bool) -> Connection:
         """Return the connection that writes, to a schema that is a store.
 
-        A statement that was cancelled, or a session that was ended, says nothing about the store: it is tried again, in
-        a new session. Each migration is one transaction, and whoever tries again reads how far the last one came.
+        A statement that was cancelled, or a session that was ended, says nothing about the store: opening is tried
+        again, in a new session. Each migration is one transaction, and the next attempt reads how far the last one
+        came.
         """
         for attempt in itertools.count(1):
             connection = self._connected(name, is_last=attempt in (1, OPEN_ATTEMPTS))
@@ -157,7 +159,7 @@ class PostgresStore(SqlStore):
                 if attempt == OPEN_ATTEMPTS:
                     raise (StoreUnreachable if is_away(self.address) else StoreError)(
                         f"{self.url} could not be opened ({outage}). It was tried {attempt} times. Open it again when "
-                        "that is mended; what was committed stays."
+                        "that is repaired; what was committed stays."
                     ) from error
                 time.sleep(OPEN_PAUSE_SECONDS * 2**attempt)
             except BaseException:
@@ -168,7 +170,7 @@ class PostgresStore(SqlStore):
         raise AssertionError("unreachable")
 
     def _connected(self, name: str, *, is_last: bool) -> Connection | None:
-        """Return a connection that writes. Without one None is returned, or said why if this was the last attempt."""
+        """Return a connection that writes, or None. The last attempt raises the reason instead."""
         try:
             return connect(self.address, name, durability=self.durability, writing=True)
         except Outage as outage:
@@ -192,7 +194,7 @@ class PostgresStore(SqlStore):
 
     # -- time -------------------------------------------------------------------------------------------------------
     def now(self) -> int:
-        """Return the store's clock: the server's, unless that was set back."""
+        """Return the time by the store's clock: the server's, unless that was set back."""
         passing = self._clock() if self._clock is not None else ticks()
         return max(passing + self._offset, self._latest)
 
@@ -211,13 +213,13 @@ class PostgresStore(SqlStore):
         return min(found)[1]
 
     def _correct(self, server: int, before: int, after: int) -> None:
-        """The server read its clock at some moment between these ticks: move no further than that proves."""
+        """Correct the offset after the server read its clock between these ticks, no further than that proves."""
         if self._clock is None:
             self._offset = min(max(self._offset, server - after), server - before)
 
     # -- what is read in another way --------------------------------------------------------------------------------
     def rows(self, ids: Sequence[str]) -> list[RunRow]:
-        """Return the rows of the runs with these ids that there are, in any order, by one question."""
+        """Return the rows of the runs with these ids that exist, in any order, in one query."""
         return list(map(run_row, self._all("rows_of_runs", list(ids)))) if ids else []
 
     def pending(self, worker: str) -> list[str]:
@@ -226,7 +228,7 @@ class PostgresStore(SqlStore):
 
     # -- writing ----------------------------------------------------------------------------------------------------
     def connect(self) -> Connection:
-        """Return a new connection to the database, for statements of a user's. Whoever asks closes it."""
+        """Return a new connection to the database, for statements of a user's. The caller closes it."""
         name = f"everstep {os.getpid()} step"
         try:
             return connect(self.address, name, durability=self.durability, writing=True, own_path=False)
@@ -242,22 +244,26 @@ class PostgresStore(SqlStore):
         return write_in(self.schema, self._places, self.entropy, connection, operations)
 
     def lost_tails(self) -> list[LostTail]:
-        """Return the runs of which this process saw more durable than the server has now, each once."""
+        """Return the runs whose newest durable events, as this process saw them, the server has lost. Each is returned
+        once.
+        """
         return self._writer.heads.take()
 
     def changed(self) -> bool:
-        """Tell whether another process (or another store object) has written since the last call."""
+        """Return True if another process (or another store object) has written since the last call."""
         return self._watcher.changed()
 
     # -- workers ----------------------------------------------------------------------------------------------------
     def register_worker(
         self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = (), about: bytes = b"{}"
     ) -> WorkerRow:
-        """Enter a worker and take its liveness lock, which the server frees when its connection is gone."""
+        """Register a worker and take its liveness lock, which the server frees when its connection is gone."""
         return self._workers.register(worker, pid, host, self.now(), lease_until, targets, about)
 
     def renew(self, worker: str, lease_until: int, at: int = 0, about: bytes | None = None) -> bool:
-        """Prolong the worker's lease, note that it is `at` now, and read the server's clock; False if it was buried."""
+        """Renew the worker's lease, record that it is `at` now, and read the server's clock; False if it was
+        removed.
+        """
         self._latest = max(self._latest, at)
         before = ticks()
         server = self._workers.renew(worker, lease_until, self._latest, about)
@@ -266,19 +272,19 @@ class PostgresStore(SqlStore):
         return server is not None
 
     def lapse(self, worker: str, lease_until: int) -> bool:
-        """Let a worker's lease have lapsed, unless it was prolonged since it was read."""
+        """Mark a worker's lease as lapsed, unless it was renewed since it was read."""
         return self._workers.lapse(worker, lease_until)
 
     def check_watcher(self) -> None:
-        """Raise what the thread of the lasting session failed with, if that was no outage and it still fails."""
+        """Raise the error with which the watcher's thread fails, unless it is an outage or has passed."""
         self._watcher.check()
 
     def is_in_use(self) -> bool:
-        """Tell whether any process holds a liveness lock of this store."""
+        """Return True if any process holds a liveness lock of this store."""
         return self._workers.are_any_alive()
 
     def is_alive(self, worker: WorkerRow) -> bool:
-        """Tell whether a worker's session is there; without a lock of its own, whether its lease has not lapsed."""
+        """Return True if a worker's session exists; for a worker without a lock, if its lease has not lapsed."""
         return self._workers.is_alive(worker)
 
     def facts(self) -> dict[str, str]:
@@ -287,7 +293,7 @@ class PostgresStore(SqlStore):
         return found
 
     def pins(self, seconds: float) -> list[Pin]:
-        """Return what has kept the past of the database visible for so long, the oldest first: nothing is removed."""
+        """Return what has kept the past of the database visible for at least `seconds`, the oldest first."""
         rows = self._reader.ask(lambda statements: statements.all("pins", round(seconds), PIN_TRANSACTIONS))
         return [Pin(*row) for row in rows]
 
@@ -296,15 +302,15 @@ class PostgresStore(SqlStore):
         return self._workers.bury(at)
 
     def leave(self, worker: str) -> None:
-        """Give back all runs of a worker, remove it, and note that it has ended."""
+        """Give back all runs of a worker, remove it, and record that it has ended."""
         self._workers.leave(worker, self.now())
 
     def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
-        """Note that a worker or host is gone, and fence these workers."""
+        """Record that a worker or host is gone, and fence these workers."""
         self._workers.declare_gone(gone, workers)
 
     def has_ended(self, worker: str) -> bool:
-        """Tell whether a worker provably cannot act any more."""
+        """Return True if a worker provably cannot act any more."""
         return self._is_ended_worker(worker) or worker_has_ended(worker)
 
     def hand_over_lock(self, worker: str) -> Callable[[], None]:

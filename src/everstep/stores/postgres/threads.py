@@ -15,7 +15,7 @@ WRITE_WIDTH: Final = 8
 
 
 def only_add(operations: Sequence[Operation]) -> bool:
-    """Tell whether operations are changes of threads that forget and replace nothing."""
+    """Return True if all operations are changes of threads that only add."""
     return all(
         type(one) is ChangeThread and not (one.everything or one.rewrites or one.forgotten or one.unneeded)
         for one in operations
@@ -23,7 +23,7 @@ def only_add(operations: Sequence[Operation]) -> bool:
 
 
 def do_changes(statements: PostgresStatements, changes: Sequence[Any]) -> list[Verdict]:
-    """Do such changes in one transaction and one round trip. If a part is there already, nothing is done: an error."""
+    """Apply such changes in one transaction and one round trip. If a part exists already, nothing is done: an error."""
     change = statements.change_thread
     results = done_together(statements.connection, [(change, _values(one)) for one in changes])
     reasons = [rows_of(result, "t")[0][0] for result in results]

@@ -1,8 +1,8 @@
 """Operations inside an open transaction, and many simple ones at once in a single round trip.
 
 `Operations.one` does an operation by itself and is the specification; before it, `prepare` locks all runs, keys and
-queues that a batch may concern, in one order for everybody. `simple` does the appends, starts and claims that concern
-no run but their own, for all runs at once, and says which of them were accepted; the others are then done one by one.
+queues that a batch may concern, always in the same order. `simple` does the appends, starts and claims that concern
+only their own runs, for all runs at once, and reports which of them were accepted; the others are then done one by one.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
-from everstep.stores.postgres.connections import Connection, begin, said_by
+from everstep.stores.postgres.connections import Connection, begin, pipelined, said_by
 from everstep.stores.postgres.direct import Direct, done_together, rows_of
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import (
@@ -44,8 +44,8 @@ from everstep.stores.sql.rows import Row, change_values, run_row, run_values, ta
 IDLE: Final = TransactionStatus.IDLE
 TAG_COLUMNS: Final = 4
 FEW_EVENTS: Final = 16
-"""A history of so many is read with the claim of its run: that of a run which has not begun has one."""
-# What the columns of arrays are, see direct.py.
+"""Up to this many events are read with the claim of a run, to save a round trip. A run that has not begun has one."""
+# The types of the arrays' columns, see direct.py.
 RUNS: Final = "tttntnnbntntnttttnnnntbbb"
 CHANGES: Final = "tnnnbntbnbtnbnnnbn"
 ONE: Final = "tnnnbntbnbtnnn"
@@ -54,11 +54,11 @@ PAYLOADS: Final = "ttb"
 TAGS: Final = "ttnt"
 HEADS: Final = "tnb"
 BESIDE: Final = "tn" + "tnnn" + "tntnntnnnnbb" + "tnnbbbbn"
-"""Consumed deliveries, answers, entries of streams, checkpoints."""
+"""The columns of consumed deliveries, answers, entries of streams, and checkpoints."""
 
 
 class PostgresStatements:
-    """The statements of a schema, on one connection, which may be replaced by another."""
+    """The statements of a schema on one connection, which may be replaced by another."""
 
     def __init__(self, schema: str, connection: Connection) -> None:
         self.connection = connection
@@ -79,9 +79,9 @@ class PostgresStatements:
         return Direct(name, self._texts[name], kinds)
 
     def execute(self, name: str, parameters: Sequence[Any] = ()) -> Any:
-        """Do a statement, and return the cursor. Behind a pooler it is a transaction, if there is none."""
+        """Do a statement, and return the cursor. Behind a pooler it is a transaction of its own, if none is open."""
         if said_by(self.connection) and self.connection.info.transaction_status == IDLE:
-            with self.connection.pipeline():
+            with pipelined(self.connection):
                 begin(self.connection)
                 cursor = self.connection.execute(self._texts[name], parameters, binary=True)
                 self.connection.execute("COMMIT")
@@ -89,7 +89,7 @@ class PostgresStatements:
         return self.connection.execute(self._texts[name], parameters, prepare=self._prepares(), binary=True)
 
     def append_one(self, append: Append) -> int:
-        """Do that statement, which most steps are, and return how many events it has written."""
+        """Do the statement of most steps, and return how many events it has written."""
         return self._append_one.changed(self.connection, [*one_values(append), *zip(*append.events, strict=True)])
 
     def all(self, name: str, *parameters: Any) -> list[Row]:
@@ -99,7 +99,7 @@ class PostgresStatements:
 
     def all_with_plan_of_its_own(self, name: str, *parameters: Any) -> list[Row]:
         """The same for a statement of which most conditions are left out in turn: its plan is made for these values."""
-        with self.connection.pipeline():
+        with pipelined(self.connection):
             begin(self.connection)
             self.execute("plan_for_values")
             cursor = self.execute(name, parameters)
@@ -122,13 +122,15 @@ class PostgresStatements:
         return self.run(name, *columns(width, rows)) if rows else 0
 
     def replace_run(self, row: RunRow) -> None:
-        """Put another row in the place of a run's, with its tags."""
+        """Replace a run's row, with its tags."""
         self.run("restart_run", *run_values(row))
         self.run("untag", row.id)
         self.insert("keep_tags", TAG_COLUMNS, tag_values(row))
 
     def lock_keys(self, keys: Sequence[str]) -> None:
-        """Wait for everybody who has one of these keys in hand. What is asked afterwards is as of after that."""
+        """Wait for every transaction that has one of these keys locked. Later statements see what was
+        committed before.
+        """
         if keys:
             self.all("lock_keys", list(keys), self.schema)
 
@@ -154,7 +156,9 @@ def columns(width: int, rows: Sequence[Row]) -> list[list[Any]]:
 
 
 class UnitFails(Exception):
-    """An operation fails by itself, before it has changed anything. `error` is what its verdict says."""
+    """An operation fails because of its own content, before it has changed anything. `error` is what its
+    verdict says.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -162,7 +166,7 @@ class UnitFails(Exception):
 
 
 class Transaction(Operations):
-    """What a connection does within a transaction. The caller begins and ends it."""
+    """A connection's operations within a transaction, which the caller begins and ends."""
 
     _statements: PostgresStatements
 
@@ -172,28 +176,31 @@ class Transaction(Operations):
         super().__init__(PostgresStatements(schema, connection))
 
     def entropy(self) -> str:
-        """Return what tells this store from all others."""
+        """Return the store's entropy, which identifies it."""
         rows = self._all("store_entropy")
         return str(rows[0][0]) if rows else ""
 
     def take_names(self) -> Row:
-        """Look for names as the store's own sessions do, and return what the caller's transaction has set for that."""
+        """Set the names' `search_path` to that of the store's own sessions, and return what the caller's transaction
+        had set.
+        """
         return self._all("take_names")[0][:2]
 
     def give_names_back(self, before: Row) -> None:
-        """Let the caller's transaction go on as it was."""
+        """Restore the settings of the caller's transaction."""
         self._all("give_names_back", *before)
 
     def tell(self, channel: str) -> None:
-        """Let others hear that something has changed, when this transaction is committed."""
+        """Notify other processes of a change, when this transaction is committed."""
         self._all("tell", channel, "")
 
     # -- locks ------------------------------------------------------------------------------------------------------
     def prepare(self, operations: Sequence[Operation]) -> None:
-        """Lock whatever operations may concern: runs in the order of their ids, then keys, then queues and limits.
+        """Lock everything that operations may concern: runs in the order of their ids, then keys, then queues and
+        limits.
 
-        Who follows a run or waits for a key is asked before the locks are taken, so that they are locked in order, too;
-        and once more afterwards, when it can no longer change.
+        The followers of a run and the waiters for a key are read before the locks are taken, so that they are locked in
+        order, too; and once more afterwards, when they can no longer change.
         """
         self._queues.counted = {} if all(isinstance(operation, Claim) for operation in operations) else None
         runs = {run for operation in operations for run in runs_mentioned(operation) if run}
@@ -216,7 +223,7 @@ class Transaction(Operations):
             self._all("lock_workers", self._places)
 
     def _queues_to_lock(self, operations: Sequence[Operation]) -> list[str]:
-        """Return the queues and limits of which slots or tokens may be taken, or which are changed."""
+        """Return the queues and limits whose slots, tokens or settings the operations may change."""
         names: set[tuple[str, str]] = set()
         claimed: list[str] = []
         for operation in operations:
@@ -249,7 +256,7 @@ class Transaction(Operations):
     ) -> dict[int, Verdict]:
         """Do simple operations in one transaction and one round trip; return the verdicts that were reached.
 
-        Their places are counted through the starts, the appends, then the claims.
+        Their positions are counted through the starts, the appends, then the claims.
         """
         if not starts and not claims and len(appends) == 1 and _is_plain(appends[0]):
             return {0: ACCEPTED} if self._statements.append_one(appends[0]) else {}
@@ -283,14 +290,14 @@ class Transaction(Operations):
         return verdicts
 
     def _existing(self, starts: Sequence[StartRun], others: Set[str]) -> dict[int, Verdict]:
-        """Return the verdicts on starts of runs that exist, but for those that something else is to be said about."""
+        """Return the verdicts on starts of runs that exist, except those whose verdict needs more."""
         ids = [one.new.row.id for one in starts if one.new.row.id not in others]
         rows = {row.id: row for row in map(run_row, self._all("rows_of_runs", ids))} if ids else {}
         found = ((place, rows.get(one.new.row.id)) for place, one in enumerate(starts))
         return {place: Existing(row) for place, row in found if row is not None}
 
     def _beside(self, appends: Sequence[Append]) -> list[tuple[Direct, Sequence[Any]]]:
-        """Return what writes what some appends have beside their events and payloads, if they were accepted."""
+        """Return the statements that write what accepted appends have in addition to their events and payloads."""
         more = [a for a in appends if not a.plain and (a.consumed or a.beside is not None or a.checkpoints)]
         if not more:
             return []
@@ -329,7 +336,7 @@ def _ends_and_keys(operations: Sequence[Operation]) -> tuple[list[str], list[str
 
 
 def _is_plain(append: Append) -> bool:
-    """Tell whether an append is events and a head, and nothing else."""
+    """Return True if an append has only events and a head."""
     if append.payloads or append.consumed or append.beside is not None or append.checkpoints:
         return False
     row = append.row
@@ -337,7 +344,7 @@ def _is_plain(append: Append) -> bool:
 
 
 def one_values(append: Append) -> Row:
-    """Return the parameters of `append_one`, but for the events."""
+    """Return the parameters of `append_one`, except the events."""
     values = change_values(append)
     return (*values[:12], *values[14:])
 
@@ -351,7 +358,7 @@ def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
 
 
 def _accepted(result: Any, runs: Sequence[str]) -> Sequence[int]:
-    """Return the places of the runs whose ids a result has. Nearly always it has all."""
+    """Return the positions of the runs whose ids a result has. Nearly always it has all."""
     if result is None:
         return ()
     if result.ntuples == len(runs):

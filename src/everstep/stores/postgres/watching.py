@@ -4,14 +4,17 @@ A thread of its own looks after it. When the connection dies with the process, t
 else sees at once who is gone. When only the connection was lost, or the server was restarted, the thread makes it anew
 and takes the locks again, well within the time that others give it: a lock counts as missing only when it is missing
 twice, a little while apart, to somebody who has been connected for a second; for a restart drops the locks of all. Only
-if there is no such process any more, on the machine on which we are, it is gone at once.
+if there is no such process any more, on the machine on which we are, it is gone at once. While the
+session with which it writes is there, its process lives without a lock as well: then only its lease counts.
 
-A lock that cannot be taken again is wanted for as long as the worker lives: that somebody has it proves nothing. Mostly
-it is the worker's own last session, of which the server has not noticed that its other end is gone; this one ends it.
-Only the worker's row says that it was given up for dead: who renews its lease and finds no row frees its place.
+A lock that cannot be taken again is tried for as long as the worker lives: that another session has it proves nothing.
+Mostly it is the worker's own last session, whose other end the server has not noticed to be gone; this one ends it.
+Only the missing row says that the worker was declared dead: a worker that renews its lease and finds no row frees its
+place.
 
-News travels by NOTIFY, which the same session sends after a commit and never in it, for a transaction with a NOTIFY
-keeps all others of the server from committing. Nothing depends on it: whoever hears nothing looks now and then.
+Changes are announced by NOTIFY, which the same session sends after a commit and never in it, because a transaction with
+a NOTIFY keeps all others of the server from committing. Nothing depends on it: a process that misses one looks now and
+then.
 """
 
 import select
@@ -46,31 +49,35 @@ from everstep.stores.processes import has_ended
 log = logger("everstep.store")
 
 LOOK_SECONDS_HEARING: Final = 10.0
-"""So often somebody who hears of changes looks all the same."""
+"""How often a process that hears of changes looks all the same, in seconds."""
 LOOK_SECONDS_DEAF: Final = 0.5
 TELL_SECONDS: Final = 0.02
-"""News is sent no more often than this."""
+"""The minimum time between two notifications, in seconds."""
 WATCH_SECONDS: Final = 1.0
 """Poll interval for missing liveness locks, while a worker of this process wants to know. A missing one is asked for
 again after the grace time, not after another interval."""
 NEIGHBOURS: Final = 16
-"""So many others each worker looks after. When all of them are gone they are buried, and the next are looked after."""
+"""The number of other workers that each worker watches. When all of them are gone they are removed, and the next ones
+are watched.
+"""
 INTEREST_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.1
 TAKE_SECONDS_MIN: Final = 0.005
 TAKE_SECONDS_MAX: Final = 0.05
-"""So often a lock that somebody else has is tried, first and later: well within the time that others give its owner."""
+"""The first and the longest pause between attempts to take a lock that another session has: well within the time that
+others give its owner.
+"""
 TAKE_MENTION_SECONDS: Final = 1.0
 SETBACKS_MAX: Final = 8
-"""How often in a row a statement is tried again in the same session, which has the locks, before that is made anew."""
+"""How often in a row a statement is tried again in the session that has the locks, before the thread reconnects."""
 RETURNS: Final = "returns"
-"""What is said of news that are runs which were put back."""
+"""The payload of a notification about runs that were put back."""
 ANSWER_SECONDS: Final = 15.0
 IDLE_SECONDS: Final = 60.0
 
 
 class Watcher:
-    """The session and its thread, which begins when it is needed first."""
+    """The session and its thread, which begins at its first use."""
 
     def __init__(
         self,
@@ -92,9 +99,9 @@ class Watcher:
         self._grace_seconds = grace_seconds
         self._channel = f"everstep_{address.schema}"
         self._held: set[int] = set()
-        """The places of the workers that are here."""
+        """The places of this process's workers."""
         self._untaken: dict[int, float] = {}
-        """Those of them whose locks were lost with a session and could not be taken again, and since when."""
+        """The places whose locks were lost with a session and could not be taken again, and since when."""
         self._take_at = 0.0
         self._take_pause = TAKE_SECONDS_MIN
         self._wishes: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
@@ -104,15 +111,15 @@ class Watcher:
         self._failure: Exception | None = None
         self._connection: Connection | None = None
         self._opened_at = 0.0
-        """When the session was made, with all its locks; 0 if it is not there yet."""
+        """When the session was made, with all its locks; 0 without one."""
         self._setbacks = 0
         self._was_open = False
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         self._ear.setblocking(False)
         self.on_return: Callable[[], None] = lambda: None
-        """Called when runs were put back, here or elsewhere."""
-        # What other threads set and read. Each is one assignment.
+        """Called when runs were put back, here or in another process."""
+        # Fields that other threads set and read. Each is one assignment.
         self._has_news = False
         self._has_returns = False
         self._told_at = 0.0
@@ -127,7 +134,7 @@ class Watcher:
 
     # -- for everybody ----------------------------------------------------------------------------------------------
     def tell(self, *, returns: bool = False) -> None:
-        """Let others know that something has changed, soon. returns: runs are free that are older than others."""
+        """Notify others soon that something has changed. returns: runs are free that are older than others."""
         if returns:
             self.on_return()
             self._has_returns = True
@@ -135,7 +142,7 @@ class Watcher:
         self._wake()
 
     def changed(self) -> bool:
-        """Tell whether somebody else has changed something, or it is time to look all the same."""
+        """Return True if another process has changed something, or it is time to look all the same."""
         if self._thread is None:
             self._listen()
         now = time.monotonic()
@@ -146,14 +153,14 @@ class Watcher:
         return False
 
     def _listen(self) -> None:
-        """Begin to listen, so that what is said from now on is heard."""
+        """Begin to listen, so that later notifications are heard."""
         try:
             self._ask(lambda: None)
         except StoreError:
-            pass  # the thread goes on trying
+            pass  # the thread keeps trying
 
     def gone(self) -> list[tuple[str, int]]:
-        """Return workers whose locks have been missing for long enough, and go on watching for a while."""
+        """Return workers whose locks have been missing for long enough, and keep watching for a while."""
         self._wanted_until = time.monotonic() + INTEREST_SECONDS
         if not self._watched_at:
             self._look_at_once()
@@ -161,14 +168,14 @@ class Watcher:
         return list(gone.items())
 
     def _look_at_once(self) -> None:
-        """Whoever begins wants to know: a program that was killed is often started again on the same machine."""
+        """Look at once after opening, because a program that was killed is often started again on the same machine."""
         try:
             self._ask(lambda: self._watch(time.monotonic()))
         except StoreError:
-            pass  # the thread goes on trying
+            pass  # the thread keeps trying
 
     def take(self, place: int) -> bool:
-        """Take the lock of a place, and keep it; False if somebody has it."""
+        """Take the lock of a place, and keep it; False if another session has it."""
         return bool(self._ask(lambda: self._take(place)))
 
     def free(self, place: int) -> None:
@@ -193,7 +200,7 @@ class Watcher:
         self._mouth.close()
 
     def _ask(self, wish: Callable[[], Any]) -> Any:
-        """Let the thread do something, and return what came of it."""
+        """Run a function on the thread, and return its result."""
         refuse_when_brief()
         future: Future[Any] = Future()
         try:
@@ -220,10 +227,10 @@ class Watcher:
             self._start()
             self._mouth.send(b"!")
         except (OSError, RuntimeError, MemoryError):
-            pass  # it is awake: there is no room for another word, or it is closed; or the machine has no thread for it
+            pass  # it is awake, because the pipe is full, or it is closed; or the machine has no thread for it
 
     def check(self) -> None:
-        """Raise what the thread failed with, if that was no outage and it has not succeeded since."""
+        """Raise the thread's error, unless that was an outage or the thread has succeeded since."""
         if self._failure is not None:
             raise self._failure
 
@@ -248,14 +255,14 @@ class Watcher:
         self._connection = None
 
     def _keeps_session(self, error: Exception) -> bool:
-        """Tell whether the session outlived an error, with its locks: the next turn does what was cancelled."""
+        """Return True if the session outlived an error, with its locks: the next turn repeats what was cancelled."""
         if self._opened_at == 0.0 or not isinstance(outage_of(error, self._connection), Setback):
             return False
         self._setbacks += 1
         return self._setbacks <= SETBACKS_MAX
 
     def _open(self) -> None:
-        """Make the session: listen, and take the locks of all workers that are here."""
+        """Make the session: listen, and take the locks of all workers of this process."""
         self._opened_at = 0.0
         self._connection = connect(self._address, self._name, durability=self._durability)
         self._patience.end()
@@ -267,29 +274,29 @@ class Watcher:
             self._untaken = {place: self._untaken.get(place, now) for place in sorted(self._held)}
             self._take_pause = TAKE_SECONDS_MIN
             self._take_again()
-            self._statements().all("tell", self._channel, "")  # whoever hears itself hears others
-        self._changed = self._changed or self._was_open  # what was said meanwhile was not heard
+            self._statements().all("tell", self._channel, "")  # a session that hears itself hears others
+        self._changed = self._changed or self._was_open  # notifications meanwhile were missed
         self.on_return()
         self._was_open = True
         self._opened_at = time.monotonic()
 
     def _take_again(self) -> None:
-        """Take the locks again that were lost with the last session, as far as they can be had."""
+        """Take the locks again that were lost with the last session, as far as possible."""
         for place, since in sorted(self._untaken.items()):
             if self._has_lock(place):
                 self._untaken.pop(place, None)
                 continue
             self._end_last_session(place)
             if time.monotonic() - since > TAKE_MENTION_SECONDS:
-                self._untaken[place] = inf  # said once
+                self._untaken[place] = inf  # logged once
                 log.warning(
-                    "The liveness lock %d of this worker cannot be taken again just now. It is tried on.", place
+                    "The liveness lock %d of this worker cannot be taken again just now. The attempts continue.", place
                 )
         self._take_at = time.monotonic() + self._take_pause
         self._take_pause = min(self._take_pause * 1.5, TAKE_SECONDS_MAX)
 
     def _end_last_session(self, place: int) -> None:
-        """End a session of this store object that has a lock of ours: on our side it has ended."""
+        """End an earlier session of this store object that still has one of our locks: on our side it has ended."""
         try:
             self._statements().all("end_last_session", self._places, place, self._name)
         except psycopg.errors.InsufficientPrivilege:
@@ -309,7 +316,9 @@ class Watcher:
             future.set_exception(error)
 
     def _turn(self) -> None:
-        """Do what was asked for, say what is new, hear, and look who is gone; then wait for the next of these."""
+        """Do what was requested, announce changes, listen, and look which workers are gone; then wait for the next of
+        these.
+        """
         assert self._connection is not None
         self._grant_wishes()
         if self._untaken and time.monotonic() >= self._take_at:
@@ -348,7 +357,7 @@ class Watcher:
                     raise  # any other error concerns only the thread that asked
 
     def _granted(self, wish: Callable[[], Any]) -> Any:
-        """Do what was asked for, again if that was cancelled."""
+        """Run a requested function, again if that was cancelled."""
         for _ in range(SETBACKS_MAX):
             try:
                 return wish()
@@ -381,7 +390,7 @@ class Watcher:
         self._ear_waits(0.0)
 
     def _ear_waits(self, seconds: float) -> None:
-        """Wait for a word of another thread, and forget all that were said."""
+        """Wait until another thread wakes this one, and clear all wake-ups."""
         select.select([self._ear], [], [], seconds)
         try:
             while self._ear.recv(4096):
@@ -399,15 +408,17 @@ class Watcher:
         return max(self._watched_at + WATCH_SECONDS, self._opened_at + self._settle_seconds)
 
     def _watch(self, now: float) -> None:
-        # Whoever begins, or is no worker, looks at all; in the long run everybody looks after those next to them.
+        # A process that has just begun, or has no worker, watches all; in the long run each worker watches its
+        # neighbours.
         count = NEIGHBOURS if self._held and self._watched_at else None
         asked = (round(self._settle_seconds * 1_000_000), count, min(self._held, default=0))
         rows = self._statements().all("silent_workers", self._places, *asked)
         self._watched_at = now
         lockless = [row for row in rows if row[2] and row[1] not in self._held]
-        gone = {id: place for id, place, _, _, pid, where in lockless if has_ended(pid, where)}
+        gone = {id: place for id, place, _, _, pid, where, _ in lockless if has_ended(pid, where)}
         if now >= self._opened_at + self._settle_seconds:
-            since = {id: (place, self._missing.get(id, (place, now))[1]) for id, place, *_ in lockless}
+            missing = [row[:2] for row in lockless if not row[6]]
+            since = {id: (place, self._missing.get(id, (place, now))[1]) for id, place in missing}
             gone |= {id: place for id, (place, first) in since.items() if self._is_long_ago(first, now)}
             self._missing = {id: one for id, one in since.items() if id not in gone}
         lapsed = {id for id, _, _, is_lapsed, *_ in rows if is_lapsed}
@@ -429,12 +440,12 @@ class Watcher:
         return taken
 
     def _has_lock(self, place: int) -> bool:
-        """Take the lock of a place, if nobody has it."""
+        """Take the lock of a place, if no session has it."""
         try:
             taken: bool = self._statements().all("take_place", self._places, place)[0][0]
         except psycopg.Error:
-            # A cancelled statement may have taken it, and a session can take it twice. To free what it does not have
-            # is no error.
+            # A cancelled statement may have taken it, and a session can take it twice. Freeing a lock that the session
+            # does not have is no error.
             self._statements().all("free_place", self._places, place)
             raise
         return taken

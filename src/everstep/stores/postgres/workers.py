@@ -1,4 +1,4 @@
-"""Workers: entering with a liveness lock, prolonging the lease, leaving, and burying those whose session is gone."""
+"""Workers: registering with a liveness lock, renewing the lease, leaving, and removing those whose session is gone."""
 
 import os
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from everstep.stores.sql.rows import as_json, worker_row
 
 
 class Workers:
-    """The table `workers` and the locks that tell who of it lives."""
+    """The table `workers` and the locks that tell which of them live."""
 
     def __init__(
         self, writer: Writer, reader: Reader, watcher: Watcher, *, places: int, has_locks: bool, waits: bool
@@ -27,17 +27,19 @@ class Workers:
         self._places = places
         self._has_locks = has_locks
         self._waits = waits
-        """Whether somebody is gone only after a while: always, but for tests."""
+        """Whether a lock must be missing for a while before its worker is gone: always, except in tests."""
         self._held: dict[str, int] = {}
 
     def register(
         self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str], about: bytes
     ) -> WorkerRow:
-        """Enter a worker. Its lock is taken before its row can be seen, so nobody buries it in between."""
+        """Register a worker. It takes its lock before its row is visible, so that no other process removes it in
+        between.
+        """
         tried: set[int] = set()
 
         def enter(statements: PostgresStatements) -> WorkerRow:
-            self._free(tried)  # of a transaction that was not committed, or of which that is unknown
+            self._free(tried)  # of a transaction that was not committed, or whose commit is unknown
             statements.all("lock_workers", self._places)
             taken = {row.place for row in self._rows_but(worker, statements)}
             place = 1
@@ -48,18 +50,21 @@ class Workers:
             facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about)
             here = machine() if pid == os.getpid() else ""
             statements.run("enter_worker", *facts, self._has_locks, here)
+            if self._has_locks:
+                self._writer.name_session(statements, f"{self._places}.{place}")
             return row
 
         try:
             row = self._writer.transact("register_worker", enter)
         except BaseException:
             self._free(tried)
+            self._writer.session_name = self._writer.name
             raise
         self._held[worker] = row.place
         return row
 
     def _take(self, place: int, tried: set[int]) -> bool:
-        """Take the lock of a place, and note that this was tried: an error does not say whether it was taken."""
+        """Take the lock of a place, and record the attempt: an error does not say whether it was taken."""
         if place in self._held.values():
             return False
         tried.add(place)
@@ -73,7 +78,9 @@ class Workers:
             self._watcher.free(tried.pop())
 
     def _rows_but(self, worker: str, statements: PostgresStatements) -> list[WorkerRow]:
-        """Return the rows of all others. A dead worker of the same name gives way; a living one must not."""
+        """Return the rows of all other workers. A dead worker of the same name is replaced; a living one is
+        an error.
+        """
         others: list[WorkerRow] = []
         for row in map(worker_row, statements.all("workers")):
             if row.id != worker:
@@ -85,28 +92,29 @@ class Workers:
         return others
 
     def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> int | None:
-        """Prolong a worker's lease, and return the server's clock; None if the worker had been buried."""
+        """Renew a worker's lease, and return the server's time; None if the worker was removed."""
         rows = self._writer.transact("renew", lambda do: do.all("renew", lease_until, worker, at, about))
         if rows:
             server: int = rows[0][0]
             return server
         if (place := self._held.pop(worker, None)) is not None:
             self._watcher.free(place)  # it was given up for dead: another worker may have its place
+            self._writer.transact("renew", self._writer.name_session)
         return None
 
     def lapse(self, worker: str, lease_until: int) -> bool:
-        """Mark a lease as lapsed, unless it was prolonged since it was read."""
+        """Mark a lease as lapsed, unless it was renewed since it was read."""
         is_marked = self._writer.transact("renew", lambda do: do.run("lapse", worker, lease_until) > 0)
         if is_marked:
             self._watcher.tell(returns=True)  # its runs are free
         return is_marked
 
     def bury(self, at: int) -> list[str]:
-        """Remove those whose locks have been free for long enough, and return their ids.
+        """Remove workers whose locks have been free for long enough, and return their ids.
 
-        A lost session does not prove that a process has ended. Where the kernel does, that is noted.
+        A lost session does not prove that a process has ended. Where the kernel proves it, that is recorded.
         """
-        refuse_when_brief()  # whom the watcher has told of, it does not tell of again
+        refuse_when_brief()  # the watcher reports each worker once
         candidates = self._watcher.gone() if self._waits else self._missing_now()
         if not candidates:
             return []
@@ -115,7 +123,7 @@ class Workers:
             statements.all("lock_workers", self._places)
             buried: list[str] = []
             for worker, place in candidates:
-                # Asked again, now that nobody can enter: another worker may have got the place of one that left.
+                # Checked again, now that no worker can register: another one may have got the place of one that left.
                 if statements.all("is_place_free", self._places, place)[0][0]:
                     removed = statements.run("remove_worker", worker, place)
                     buried += [worker] * removed
@@ -133,12 +141,12 @@ class Workers:
         return [(worker, place) for worker, place, is_lockless, *_ in rows if is_lockless]
 
     def are_any_alive(self) -> bool:
-        """Tell whether anybody holds a lock on any place, whether or not there is a row for it."""
+        """Return True if any session holds a lock on any place, with or without a row for it."""
         taken: bool = self._reader.ask(lambda statements: statements.all("any_place_taken", self._places))[0][0]
         return taken
 
     def is_alive(self, worker: WorkerRow) -> bool:
-        """Tell whether a worker's lock is held; without a lock, whether its lease has not lapsed."""
+        """Return True if a worker's lock is held; for a worker without a lock, if its lease has not lapsed."""
         if not self._has_locks:
             return worker.has_lease
         asked = (self._places, worker.place)
@@ -146,7 +154,7 @@ class Workers:
         return held
 
     def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
-        """Note that a worker or host is gone, and fence these workers."""
+        """Record that a worker or host is gone, and fence these workers."""
 
         def declare(statements: PostgresStatements) -> None:
             for worker in workers:
@@ -158,12 +166,14 @@ class Workers:
         self._watcher.tell(returns=True)
 
     def leave(self, worker: str, at: int) -> None:
-        """Give back all runs of a worker, remove it, note that it has ended, and only then free its lock."""
+        """Give back all runs of a worker, remove it, record that it has ended, and only then free its lock."""
 
         def give_back(statements: PostgresStatements) -> None:
             statements.run("give_back", worker)
             statements.run("forget_worker", worker)
             _note_end(statements, worker, at)
+            if self._has_locks:
+                self._writer.name_session(statements)
 
         self._writer.transact("leave", give_back)
         place = self._held.pop(worker, None)

@@ -1,4 +1,4 @@
-"""What a run writes beside its history: where answers stand, and the entries of its streams.
+"""What a run writes in addition to its history: where its answers are, and the entries of its streams.
 
 Both are written in the transaction of the append that they belong to, so a worker that lost its lease writes none.
 """
@@ -13,7 +13,7 @@ ENTRY_COLUMNS: Final = (
 
 
 class AnswerRow(NamedTuple):
-    """Where the answer to a request stands: the event in the history. `number` is the request's in the inbox."""
+    """Which event of the history holds the answer to a request. `number` is the request's in the inbox."""
 
     run: str
     number: int
@@ -22,9 +22,9 @@ class AnswerRow(NamedTuple):
 
 
 class EntryRow(NamedTuple):
-    """An entry of a stream as it is stored: whoever reads it verifies it.
+    """An entry of a stream as it is stored. The reader verifies it.
 
-    Positions are dense, from 1, in the order of writing. The digest covers the one before it.
+    Positions are dense, from 1, in the order of writing. The digest covers the entry before it.
     """
 
     run: str
@@ -34,7 +34,7 @@ class EntryRow(NamedTuple):
     seq: int
     """The newest event of the run when it was written; its own event's number if workflow code wrote it."""
     step: str
-    """The step whose body wrote it; nothing if workflow code did."""
+    """The step whose body wrote it; empty if workflow code did."""
     attempt: int
     first: int
     """Whether it is the first one that its attempt wrote to this stream."""
@@ -45,15 +45,15 @@ class EntryRow(NamedTuple):
 
 
 class Beside(msgspec.Struct, gc=False):
-    """What an append writes beside its events. What is there already stays as it is."""
+    """What an append writes in addition to its events. Existing rows stay as they are."""
 
     answers: list[AnswerRow] = []
     entries: list[EntryRow] = []
 
 
 class ApprovalStore(Protocol):
-    """What lists of approvals need of a store."""
+    """What a store offers for lists of approvals."""
 
     def asking(self) -> list[str]:
-        """Return the unfinished runs whose newest histories ask for an approval, answered or not, by their ids."""
+        """Return ids of the unfinished runs whose newest history asks for an approval, answered or not."""
         ...

@@ -38,7 +38,7 @@ CHECKPOINT_COLUMNS: Final = ("run", "generation", "seq", "previous", "engine", "
 
 
 def archive_bytes(columns: Sequence[str], values: Sequence[object]) -> bytes:
-    """Return a row as the archive keeps it. A text that is not one is kept as bytes."""
+    """Return a row as the archive keeps it. A text that is not valid UTF-8 is kept as bytes."""
     return msgspec.msgpack.encode(dict(zip(columns, values, strict=True)))
 
 

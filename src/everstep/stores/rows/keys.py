@@ -1,17 +1,16 @@
-"""Keys of effects: who has one, what an append may do about them, and the rules, which are the same in every store.
+"""Keys of effects: their owners, what an append may do with them, and the rules, which are the same in every store.
 
 A key is in one of four states. `under-way`: the step that has it was begun and is not settled. `done`: it has an
 outcome, which every other step with the key and the same arguments shares. `undoing`: its run has begun to undo what
-was done, so the outcome is shared no more, and the action may not be done again yet. `free`: the action was done and
+was done, so the outcome is no longer shared, and the action may not be done again yet. `free`: the action was done and
 undone (or freed by hand), so that it may be done again, in the next round; a key that was never done is not kept.
 
 A step gets its key in the transaction of its `step_started`, and loses it or gives it an outcome in the transaction of
-its own outcome. An outcome is shared only in a transaction in which the key is still done. Whoever waits for a key is
-entered in the transaction of its `key_taken`, and told through its inbox (kind `key`) in the transaction that changes
-the key. So neither side can miss the other, whoever crashes.
+its own outcome. An outcome is shared only in a transaction in which the key is still done. A step that waits for a key
+is registered in the transaction of its `key_taken`, and gets a delivery in its inbox (kind `key`) in the transaction
+that changes the key. So neither side can miss the other, whichever process crashes.
 """
 
-from collections.abc import Sequence
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -20,7 +19,7 @@ EffectState = Literal["under-way", "done", "undoing", "free"]
 
 STATES: Final[tuple[EffectState, ...]] = ("under-way", "done", "undoing", "free")
 UNSETTLED: Final[tuple[EffectState, ...]] = ("under-way", "undoing")
-"""The states that end: whoever asks for such a key waits, and it is never forgotten."""
+"""The states that will change: other steps wait for such a key, and it is never forgotten."""
 
 
 class EffectRow(msgspec.Struct, kw_only=True, gc=False):
@@ -42,17 +41,17 @@ class EffectRow(msgspec.Struct, kw_only=True, gc=False):
     begun_at: int = 0
     changed_at: int = 0
     by: str = ""
-    """Who gave the outcome, or freed the key, by hand."""
+    """The person who gave the outcome, or freed the key, by hand."""
     note: str = ""
     digest: str = ""
     outcome: bytes | None = None
-    """The outcome's payload as it is stored, and its digest."""
+    """The outcome's payload as it is stored."""
     secret: bool = False
-    """Whether the outcome is one that is never shown."""
+    """Whether the outcome is secret and never shown."""
 
 
 class KeyClaim(msgspec.Struct, gc=False):
-    """A step that begins, and so takes its key. The step that has it already may take it again."""
+    """A step begins, and takes its key. A step that has the key already may take it again."""
 
     key: str
     call: int
@@ -65,9 +64,10 @@ class KeyClaim(msgspec.Struct, gc=False):
 
 
 class KeyEnd(msgspec.Struct, gc=False):
-    """A step that has its key is settled: with an outcome, which is shared from now on, or without: the key is free.
+    """A step that has its key is settled: with an outcome, which is shared from now on, or without one, which frees the
+    key.
 
-    From a step that no longer has the key this changes nothing, except that an outcome is kept if nobody else has the
+    From a step that no longer has the key this changes nothing, except that an outcome is kept if no other step has the
     key: what was done is done.
     """
 
@@ -77,7 +77,7 @@ class KeyEnd(msgspec.Struct, gc=False):
 
 
 class KeyShare(msgspec.Struct, gc=False):
-    """A step that takes over the outcome of its key, with this digest. The key must be done, with just that one."""
+    """A step takes over the outcome of its key. The key must be done, and its outcome must have this digest."""
 
     key: str
     call: int
@@ -85,32 +85,32 @@ class KeyShare(msgspec.Struct, gc=False):
 
 
 class KeyUndoing(msgspec.Struct, gc=False):
-    """A step that was done is undone: that has `begun`, it is `undone`, or the step is `kept` as it is after all.
+    """The compensation of a done step has `begun`, it is `undone`, or the step is `kept` as it is after all.
 
     From a step that no longer has the key this changes nothing.
     """
 
     key: str
     call: int
-    """As `compensation_started` names it; below zero, a step of an older generation."""
+    """The call in `compensation_started`; below zero, a step of an older generation."""
     then: Literal["begun", "undone", "kept"]
     own_call: int = 0
-    """With a step of an older generation: its number there, and that generation."""
+    """For a step of an older generation: its call there, and that generation."""
     generation: int = 0
 
 
 class KeyWait(msgspec.Struct, gc=False):
-    """A step that waits until its key changes. If it is neither under way nor undoing, the step is told at once."""
+    """A step waits until its key changes. If the key is settled already, the step is notified at once."""
 
     key: str
     call: int
 
 
 class KeyChanges(msgspec.Struct, gc=False):
-    """What one append does about keys: claims, then ends, then what is undone, then waits.
+    """What one append does with keys: claims, then ends, then what is undone, then waits.
 
-    `relies`: keys that the run counts on from now on, because it goes back over what was done under them. They are not
-    forgotten while it may go on. If one is gone already, the append is refused.
+    `relies`: keys that the run depends on from now on, because it goes back over what was done under them. They are not
+    forgotten while it may continue. If one is gone already, the append is refused.
     """
 
     claims: list[KeyClaim] = []
@@ -121,20 +121,20 @@ class KeyChanges(msgspec.Struct, gc=False):
     relies: list[str] = []
 
     def changed(self) -> set[str]:
-        """Return the keys whose waiters may be told."""
+        """Return the keys whose waiters may be notified."""
         return {end.claim.key for end in self.ends} | {one.key for one in self.undoing if one.then != "begun"}
 
     def named(self) -> set[str]:
-        """Return all keys that this is about."""
+        """Return all keys that these changes name."""
         keys = {end.claim.key for end in self.ends} | {one.key for one in self.claims} | {one.key for one in self.waits}
         return keys | {one.key for one in self.shares} | {one.key for one in self.undoing} | set(self.relies)
 
 
 class SettleKey(msgspec.Struct, gc=False):
-    """Decide about a key by hand: give it an outcome, or without one free it.
+    """A person decides about a key: it gets an outcome, or without one is freed.
 
     `Refused("key")` while its owner may still settle or undo it (a run that has not ended), and for an outcome when it
-    has one. `Refused("missing")` if nobody has it.
+    has one. `Refused("missing")` if no step has it.
     """
 
     key: str
@@ -148,7 +148,7 @@ class SettleKey(msgspec.Struct, gc=False):
 class ForgetKeys(msgspec.Struct, gc=False):
     """Delete keys that are done or free and have not changed since `before`, the oldest first. Verdict: `Forgotten`.
 
-    Not those that a run counts on which has not ended, or has failed: see `KeyChanges.relies` and `Needs`.
+    Keys stay that a run depends on which has not ended, or has failed: see `KeyChanges.relies` and `Needs`.
     """
 
     before: int
@@ -156,13 +156,13 @@ class ForgetKeys(msgspec.Struct, gc=False):
 
 
 class Forgotten(msgspec.Struct, frozen=True):
-    """So many keys were deleted."""
+    """The number of keys that were deleted."""
 
     keys: int
 
 
 class EffectFilter(msgspec.Struct, kw_only=True):
-    """Which keys to list: those that changed last come first."""
+    """Which keys to list, the most recently changed first."""
 
     prefix: str = ""
     run: str | None = None
@@ -177,14 +177,14 @@ Owner = tuple[str, int, int]
 
 
 class KeyStore(Protocol):
-    """The part of a store that tells about keys."""
+    """What a store answers about keys."""
 
     def effect(self, key: str) -> EffectRow | None:
-        """Return who has a key, and its outcome."""
+        """Return a key's owner and outcome."""
         ...
 
     def effects(self, filter: EffectFilter) -> list[EffectRow]:
-        """Return keys, those that changed last first."""
+        """Return keys, the most recently changed first."""
         ...
 
     def old_keys(self, before: int) -> int:
@@ -192,19 +192,19 @@ class KeyStore(Protocol):
         ...
 
     def waiters(self, key: str) -> list[tuple[str, int]]:
-        """Return who waits for a key: runs and their calls."""
+        """Return the runs and calls that wait for a key."""
         ...
 
 
 def owner_of(row: EffectRow) -> Owner:
-    """Return who has a key, or had it last."""
+    """Return the step that has a key, or had it last."""
     return (row.run, row.generation, row.call)
 
 
 def may_claim(row: EffectRow | None, claim: KeyClaim, owner: Owner) -> bool:
-    """Tell whether a step may take a key: nobody has it, or it has it already. Its round must be the key's.
+    """Return True if a step may take a key: it is free, or the step has it already. The rounds must be equal.
 
-    The same step of a later generation of its run takes it over: nobody else will ever settle it.
+    The same step of a later generation of its run takes it over, because nothing else will ever settle it.
     """
     if row is None:
         return claim.round == 0
@@ -216,7 +216,7 @@ def may_claim(row: EffectRow | None, claim: KeyClaim, owner: Owner) -> bool:
 
 
 def is_of_earlier_generation(row: EffectRow, owner: Owner) -> bool:
-    """Tell whether a step of an earlier generation of the same run has a key, or had it last."""
+    """Return True if a step of an earlier generation of the same run has a key, or had it last."""
     return row.run == owner[0] and row.generation < owner[1]
 
 
@@ -242,14 +242,14 @@ def claimed_row(claim: KeyClaim, owner: Owner, there: EffectRow | None, at: int)
 
 
 def ends_key(row: EffectRow | None, end: KeyEnd, owner: Owner) -> bool:
-    """Tell whether an end changes a key."""
+    """Return True if an end changes a key."""
     if row is None or row.state == "free":
         return end.outcome is not None
     return owner_of(row) == owner and row.state == "under-way"
 
 
 def ended_row(row: EffectRow | None, end: KeyEnd, owner: Owner, at: int) -> EffectRow | None:
-    """Return a key's row after its step was settled; None if nothing of it is kept."""
+    """Return a key's row after its step was settled; None if the key is not kept."""
     if row is None or row.state == "free":
         row = claimed_row(end.claim, owner, row, at)
     if end.outcome is not None:
@@ -258,14 +258,14 @@ def ended_row(row: EffectRow | None, end: KeyEnd, owner: Owner, at: int) -> Effe
 
 
 def may_share(row: EffectRow | None, share: KeyShare) -> bool:
-    """Tell whether the outcome of a key may be taken over."""
+    """Return True if the outcome of a key may be taken over."""
     return row is not None and row.state == "done" and row.digest == share.digest
 
 
 def undoing_row(
     row: EffectRow | None, undoing: KeyUndoing, run: str, generation: int, at: int
 ) -> tuple[bool, EffectRow | None]:
-    """Return whether undoing a step changes its key, and the key's row after it; None if nothing of it is kept.
+    """Return whether undoing a step changes its key, and the key's row after it; None if the key is not kept.
 
     While it is being undone its owner is the generation that does so: only that one can tell how it ends.
     """
@@ -285,12 +285,12 @@ _BEFORE: Final = {"begun": ("done",), "undone": ("done", "undoing"), "kept": ("u
 
 
 def was_done(row: EffectRow) -> bool:
-    """Tell whether the action of a key has happened, also if it is being undone."""
+    """Return True if the action of a key has happened, also if it is being undone."""
     return row.state in ("done", "undoing")
 
 
 def freed_row(row: EffectRow, at: int) -> EffectRow | None:
-    """Return a key's row after it was freed; None if nothing of it is kept, for it was never done."""
+    """Return a key's row after it was freed; None if it is not kept because it was never done."""
     if not was_done(row) and row.round == 0:
         return None
     after = row.round + was_done(row)
@@ -316,27 +316,13 @@ def may_settle(row: EffectRow | None, settle: SettleKey, *, owner_is_active: boo
 
 
 def ends_with_its_run(row: EffectRow) -> bool:
-    """Tell whether the end of its run frees a key: its step is under way, and may be done again by anybody.
+    """Return True if the end of its run frees a key: its step is in progress, and any run may repeat it.
 
-    One that must not happen twice is in doubt then, and keeps its key until somebody settles it.
+    One that must not happen twice is in doubt then, and keeps its key until a person or a probe settles it.
     """
     return row.state == "under-way" and row.effect == "repeat"
 
 
 def shown_effect(row: EffectRow) -> EffectRow:
-    """Return a key's row as anybody may see it: without an outcome that is secret."""
+    """Return a key's row without an outcome that is secret."""
     return msgspec.structs.replace(row, outcome=None, digest="") if row.secret else row
-
-
-def newest_first(rows: Sequence[EffectRow], filter: EffectFilter) -> list[EffectRow]:
-    """Return the page of all keys that a filter asks for (for stores that filter in memory)."""
-    meant = [
-        row
-        for row in rows
-        if row.key.startswith(filter.prefix)
-        and filter.run in (None, row.run)
-        and filter.step in (None, row.step)
-        and filter.state in (None, row.state)
-    ]
-    meant.sort(key=lambda row: (-row.changed_at, row.key))
-    return meant[filter.offset : filter.offset + filter.limit]

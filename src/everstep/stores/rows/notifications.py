@@ -1,7 +1,7 @@
-"""Notifications of holds that are to reach somebody outside: rows written with the hold, delivered at least once.
+"""Notifications of holds for targets outside: rows written with the hold, delivered at least once.
 
-A row names its target and nothing that is secret; the address, its headers and its secret are configuration of the
-processes that deliver. Whoever delivers takes the row first, for a short while, so that no two do it at once.
+A row names its target and has no secrets; the address, its headers and its secret are configuration of the processes
+that deliver. A worker takes the row first, for a short while, so that no two deliver it at once.
 """
 
 from typing import Literal
@@ -9,11 +9,11 @@ from typing import Literal
 import msgspec
 
 NotificationState = Literal["pending", "sent", "given up", "dropped"]
-"""`dropped`: the hold was resolved before anybody had acknowledged it."""
+"""`dropped`: the hold was resolved before any delivery was acknowledged."""
 
 
 class NotificationRow(msgspec.Struct, kw_only=True):
-    """One hold for one target. Its id derives from both, so that there is one."""
+    """One hold for one target. Its id derives from both, so that there is only one."""
 
     id: str
     hold: str
@@ -21,17 +21,17 @@ class NotificationRow(msgspec.Struct, kw_only=True):
     target: str
     state: NotificationState = "pending"
     attempts: int = 0
-    """How often it was sent, or is being sent just now."""
+    """How often it was sent, including an attempt in progress."""
     next_at: int = 0
-    """Not before this time anybody takes it (again)."""
+    """No worker takes it (again) before this time."""
     claimed_by: str | None = None
-    """The worker that sends it just now. If that is gone, the row is free."""
+    """The worker that is sending it. If that worker is gone, the row is free."""
     last_error: str = ""
     created_at: int = 0
 
 
 class TakeNotification(msgspec.Struct, gc=False):
-    """Take a pending notification, to send it as attempt `attempt`. Nobody else may before `until`.
+    """Take a pending notification, to send it as attempt `attempt`. No other worker may take it before `until`.
 
     Accepted only if it is pending, has had `attempt - 1` attempts, and is free: its time has come at `at`, or the
     worker that took it has no row in `workers` (it died). Otherwise `Refused("taken")`.
@@ -45,10 +45,10 @@ class TakeNotification(msgspec.Struct, gc=False):
 
 
 class SettleNotification(msgspec.Struct, gc=False):
-    """Say how attempt `attempt` went: `sent`; `pending`, to be sent again at `next_at`; or `given up`.
+    """Record the result of attempt `attempt`: `sent`; `pending`, to be sent again at `next_at`; or `given up`.
 
-    `sent` is accepted whatever became of the row meanwhile, once: it has arrived. The others only while it is pending
-    and this attempt is its last. Otherwise `Refused("taken")`.
+    `sent` is accepted once, whatever happened to the row meanwhile, because it has arrived. The others are accepted
+    only while it is pending and this attempt is its last. Otherwise `Refused("taken")`.
     """
 
     id: str

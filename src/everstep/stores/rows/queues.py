@@ -1,10 +1,10 @@
-"""Queues of runs, and named limits of steps: how many may be at work at once, and how many may begin in a time.
+"""Queues of runs, and named limits of steps: how many may run at once, and how many may begin in a time.
 
-A run of a queue has a slot while it is begun: from when a worker claims it until it ends, is held, or is given back.
-A waiting run keeps its slot. Runs of the queue `default` have none: nothing limits them.
+A run of a queue has a slot from when a worker claims it until it ends, is held, or is given back. A waiting run keeps
+its slot. Runs of the queue `default` have none: nothing limits them.
 
-Rates are buckets of tokens: a bucket holds `rate` tokens and fills in `seconds`; whatever begins takes one. All that is
-kept of a bucket is the time at which it will be full (`full_at`), by the store's clock.
+Rates are buckets of tokens: a bucket holds `rate` tokens and fills in `seconds`; each start takes one. The store keeps
+only the time at which the bucket will be full (`full_at`), by the store's clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ import msgspec
 
 DEFAULT_QUEUE: Final = "default"
 KEY_TAG: Final = "key"
-"""The tag whose value `per_key` counts by."""
+"""The name of the tag whose value `per_key` counts by."""
 PLENTY: Final = 1_000_000
-"""Room where nothing limits it."""
+"""The room that is reported where nothing limits it."""
 QueueKind = Literal["queue", "limit"]
 CHANGEABLE: Final = ("concurrency", "per_worker", "per_key", "rate", "seconds", "paused")
 
 
 class QueueRow(msgspec.Struct, kw_only=True):
-    """What was said about a queue (kind `queue`), or a named limit of steps (kind `limit`). None: no limit."""
+    """The settings of a queue (kind `queue`), or of a named limit of steps (kind `limit`). None: no limit."""
 
     kind: QueueKind
     name: str
@@ -33,7 +33,7 @@ class QueueRow(msgspec.Struct, kw_only=True):
     seconds: float = 1.0
     paused: bool = False
     full_at: int = 0
-    """When the bucket of its rate will be full, if nothing is taken."""
+    """When the bucket of its rate will be full if no token is taken."""
     changed_at: int = 0
 
 
@@ -43,18 +43,18 @@ class QueueRoom(NamedTuple):
     name: str
     room: int
     next_at: int | None = None
-    """When there will be room, if only time is missing."""
+    """When there will be room, if it only lacks a token."""
 
 
 class QueueCount(msgspec.Struct):
-    """How many runs of a queue wait for a slot, how many for their time, and how many have begun."""
+    """The number of runs of a queue that wait for a slot, that wait for their time, and that have begun."""
 
     name: str
     waiting: int = 0
     delayed: int = 0
     begun: int = 0
     oldest_at: int | None = None
-    """When the one was started that has waited longest."""
+    """When the longest waiting run was started."""
 
 
 class SlotRow(msgspec.Struct):
@@ -68,7 +68,7 @@ class SlotRow(msgspec.Struct):
 
 
 class ChangeQueue(msgspec.Struct, gc=False):
-    """Set what is named in `changes` of a queue or a limit, and leave the rest; one that is not there is made.
+    """Set the named `changes` of a queue or a limit, which is created if it does not exist.
 
     Verdict: `Accepted`. A changed rate begins with a full bucket.
     """
@@ -82,8 +82,8 @@ class ChangeQueue(msgspec.Struct, gc=False):
 class TakeSlot(msgspec.Struct, gc=False):
     """Take a slot of a named limit for an attempt at a step. Verdict: `Accepted`, or `NoSlot`.
 
-    Slots of workers that are gone do not count. Who has the slot already keeps it. A limit of which nothing was said
-    has room for all.
+    Slots of workers that are gone do not count. An attempt that has a slot keeps it. A limit that was never configured
+    does not limit anything.
     """
 
     name: str
@@ -94,7 +94,7 @@ class TakeSlot(msgspec.Struct, gc=False):
 
 
 class FreeSlot(msgspec.Struct, gc=False):
-    """Give a slot back. Accepted also if it is not there (any more)."""
+    """Give a slot back. Accepted also if it no longer exists."""
 
     name: str
     run: str
@@ -103,40 +103,42 @@ class FreeSlot(msgspec.Struct, gc=False):
 
 
 class NoSlot(msgspec.Struct, frozen=True):
-    """The limit has no room just now."""
+    """The limit has no room now."""
 
     next_at: int | None = None
-    """When there will be a token, if only that is missing."""
+    """When there will be a token, if it only lacks that."""
 
 
 class QueueStore(Protocol):
-    """The part of a store that tells about queues and named limits."""
+    """What a store answers about queues and named limits."""
 
     def queue_room(self, *, at: int, worker: str, queues: Sequence[str] | None = None) -> list[QueueRoom]:
-        """Return the queues but `default` in which runs wait (`queued`, no owner), and what room each has, by name.
+        """Return the queues except `default` in which runs wait (`queued`, no owner), and the room of each, by name.
 
-        Room is for this worker, and 0 while all of them have a `wake_at` that has not come. It must cost next to
-        nothing however many runs wait.
+        Room is for this worker, and 0 while all of them have a `wake_at` in the future. The cost must not depend on how
+        many runs wait.
         """
         ...
 
     def queued(self, queue: str, *, at: int, workflows: Sequence[str], limit: int) -> list[str]:
         """Return ids of the runs that wait in a queue and may begin: the highest priority first, then the oldest.
 
-        Runs whose key has no room (`per_key`) are left out, also if that is for those before them in the answer.
+        Runs whose key has no room (`per_key`) are left out, also if the runs before them in the answer take that room.
         """
         ...
 
     def queues(self) -> list[QueueRow]:
-        """Return what was said about queues and named limits, by kind and name."""
+        """Return the settings of queues and named limits, by kind and name."""
         ...
 
     def queue_counts(self) -> list[QueueCount]:
-        """Return how many runs of each queue but `default` wait and have begun, by name; those that have any."""
+        """Return how many runs of each queue except `default` wait and have begun, by name. Empty queues are
+        left out.
+        """
         ...
 
     def slots(self) -> list[SlotRow]:
-        """Return who has slots of named limits, of workers that are there: by name, the oldest first."""
+        """Return the slots that living workers have of named limits: by name, the oldest first."""
         ...
 
 
@@ -163,12 +165,12 @@ def tokens(row: QueueRow, at: int) -> int:
 
 
 def full_at_after_one(row: QueueRow, at: int) -> int:
-    """Return when the bucket will be full if a token is taken now."""
+    """Return when the bucket will be full if one token is taken now."""
     return row.full_at if row.rate is None else max(row.full_at, at) + _interval(row)
 
 
 def room_of(row: QueueRow | None, at: int, begun: int, own: int = 0) -> tuple[int, int | None]:
-    """Return how many may begin now, and if only a token is missing, when there will be one."""
+    """Return how many may begin now, and, if it only lacks a token, when there will be one."""
     if row is None:
         return PLENTY, None
     limits = [limit - used for limit, used in ((row.concurrency, begun), (row.per_worker, own)) if limit is not None]

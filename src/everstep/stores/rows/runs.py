@@ -1,6 +1,6 @@
 """Runs as a store keeps them, with their inboxes, checkpoints and holds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -10,8 +10,8 @@ from everstep.model.run_events import RunStarted
 from everstep.model.status import Status
 from everstep.stores.rows.answers_and_streams import EntryRow
 
-# `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
-# collector need not look at them.
+# `gc=False` below: these are plain data without reference cycles, and there are very many of them. The garbage
+# collector need not scan them.
 
 DeliveryKind = Literal["signal", "cancel", "hold", "child", "key", "request"]
 
@@ -43,23 +43,23 @@ class RunRow(msgspec.Struct, kw_only=True, gc=False):
     published: bytes | None = None
     """JSON: name to payload, of the values the run published."""
     budget: bytes | None = None
-    """JSON: how the run's budget stands, if it has one. For people; decisions are made by the history."""
+    """JSON: the state of the run's budget, if it has one. For people; decisions are made by the history."""
     deaths: int = 0
     """How often in a row the run's owner died while it drove this run and the head did not move."""
     created_at: int = 0
     updated_at: int = 0
     ended_at: int | None = None
     damage: str = ""
-    """Filled when read: what of the row cannot be read as it should."""
+    """Filled when read: which part of the row is damaged."""
 
 
 def has_moved(before: RunRow, now: RunRow) -> bool:
-    """Tell whether a run was driven, or claimed, between two reads of its row."""
+    """Return True if a run was driven, or claimed, between two reads of its row."""
     return (now.head_seq, now.generation, now.epoch) != (before.head_seq, before.generation, before.epoch)
 
 
 class RowChange(msgspec.Struct, gc=False):
-    """What an `Append` writes into the run's row beside the new head."""
+    """What an `Append` writes into the run's row in addition to the new head."""
 
     status: Status
     at: int
@@ -70,12 +70,13 @@ class RowChange(msgspec.Struct, gc=False):
     outcome: bytes | None = None
     """Set with an end."""
     progress: bool = True
-    """False when the events only begin again what a crash had cut off: such an append does not set `deaths` to 0."""
+    """False when the events only repeat what a crash had cut off: such an append does not set `deaths` to 0."""
     budget: bytes | None = None
-    """How the run's budget stands now, or None to leave it. With an end, what followers are told."""
+    """The new state of the run's budget, or None to leave it. With an end, followers receive it."""
     stays: bool = False
-    """Whether the row is said to be `running` already, with no time to wake up, under the same owner, so that only the
-    head moves. It makes no difference but to the time that takes."""
+    """A hint that the row is `running` already, with no time to wake up, under the same owner, so that only the head
+    moves. It changes nothing but the time that the append takes.
+    """
 
 
 class NewRun(msgspec.Struct, gc=False):
@@ -85,22 +86,21 @@ class NewRun(msgspec.Struct, gc=False):
     event: EventRow
     payloads: Sequence[tuple[str, bytes]] = ()
     follower: str | None = None
-    """A run that is told of this one's end (its parent), in its inbox, under `follower_call`."""
+    """The run (its parent) whose inbox gets this run's end, under `follower_call`."""
     follower_call: int = 0
     more: Sequence[EventRow] = ()
-    """The events after the first one, of a run that begins with a history."""
+    """The events after the first one, for a run that begins with a history."""
     entries: Sequence[EntryRow] = ()
-    """The entries of its streams, then."""
+    """The entries of its streams, for such a run."""
     started: RunStarted | None = None
-    """The body of its first event, if whoever made it is to drive it at once."""
+    """The body of its first event, if the process that made it drives it at once."""
 
 
 class Post(msgspec.Struct, gc=False):
-    """Something for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again.
+    """A delivery for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again.
 
-    One that is `undelivered` does not count: sent again, it is pending again, unless the run has ended.
-
-    The id of a `child` or `key` delivery is a call, which comes again, so it does not count here.
+    One that is `undelivered` does not count: sent again, it is pending again, unless the run has ended. The id of a
+    `child` or `key` delivery is a call, which may come again, so it does not count here.
     """
 
     run: str
@@ -129,7 +129,7 @@ class Delivery(msgspec.Struct):
 
 
 class ClaimedPast(NamedTuple):
-    """What a claim has read of its run, as of its transaction: nobody has to ask for it then.
+    """What a claim has read of its run in its transaction, so that the worker need not ask for it.
 
     A store may leave it out, and does so if the history is long.
     """
@@ -139,15 +139,15 @@ class ClaimedPast(NamedTuple):
 
 
 class CheckpointRow(NamedTuple):
-    """A checkpoint as it is stored: whoever reads it verifies it. `seq` is that of its event, which has its digest."""
+    """A checkpoint as it is stored. The reader verifies it. `seq` is that of its event, which has its digest."""
 
     run: str
     generation: int
     seq: int
     previous: bytes
-    """The digest of the event before its own: the chain goes on from there."""
+    """The digest of the event before its own, from which the chain continues."""
     engine: bytes
-    """What the engine remembers beside the code's state."""
+    """What the engine remembers in addition to the code's state."""
     state: bytes
     digest: bytes
     complete: int = 1
@@ -162,7 +162,7 @@ class HoldRow(msgspec.Struct, kw_only=True):
     step: str = ""
     summary: str = ""
     report: bytes = b"{}"
-    """JSON with the facts: what was recorded, what is now, resolutions and their consequences."""
+    """JSON with the facts: what was recorded, what is true now, resolutions and their consequences."""
     resolutions: list[str] = []
     created_at: int = 0
     resolved_at: int | None = None
@@ -181,9 +181,9 @@ class RunFilter(msgspec.Struct, kw_only=True):
     parent: str | None = None
     tags: dict[str, str] = {}
     text: str = ""
-    """What is in the id, the workflow, the arguments' preview or a tag; capital letters do not matter (A to Z)."""
+    """A text to look for in the id, the workflow, the arguments' preview and the tags, ignoring case (A to Z)."""
     before: tuple[int, str] | None = None
-    """A run's `created_at` and id: only those that come after it in the list. To page on, also while runs arrive."""
+    """A run's `created_at` and id: list only the runs after it. For paging, also while runs arrive."""
     limit: int = 100
     offset: int = 0
 
@@ -191,17 +191,11 @@ class RunFilter(msgspec.Struct, kw_only=True):
 SMALL: Final = {ord(letter): letter.lower() for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
-def is_found(text: str, row: RunRow) -> bool:
-    """Tell whether a run has a text where a search looks for it."""
-    tags = [f"{name}={value}" for name, value in row.tags.items()]
-    return any(text.translate(SMALL) in one.translate(SMALL) for one in (row.id, row.workflow, row.preview, *tags))
-
-
 class LostTail(msgspec.Struct, kw_only=True):
-    """A run whose history no longer has an event that this process saw durable.
+    """A run whose history lacks an event that this process saw durable.
 
-    The database was replaced by a copy that lacks the newest events. They were durable, and this process has told
-    others of them or acted on them. The shorter history is sound: only whoever remembers its head can tell.
+    The database was replaced by a copy that lacks the newest events. They were durable, and this process has reported
+    them to others or acted on them. The shorter history is sound: only a process that remembers its head can tell.
     """
 
     run: str
@@ -210,21 +204,16 @@ class LostTail(msgspec.Struct, kw_only=True):
     """The number of the newest event that was seen durable."""
     seen_at: int
     seen_status: str
-    """What the run was with that event."""
+    """The run's status at that event."""
     there: int | None
-    """The number of the newest event that is there now; None if the run itself is gone."""
+    """The number of the newest event in the store now; None if the run itself is gone."""
     there_at: int = 0
     status: Status | None = None
-    """What the run is now."""
+    """The run's status now."""
     events: list[EventRow] = []
     """The newest events of this history that this process wrote, as far as it still has them."""
 
     @property
     def is_other(self) -> bool:
-        """Whether there is an event of the same number, and it is another one: somebody went on without the tail."""
+        """Whether an event of the same number exists and is another one: another process continued without the tail."""
         return self.there is not None and self.there >= self.seen
-
-
-def pages(rows: Iterable[RunRow], filter: RunFilter) -> list[RunRow]:
-    """Return the page of `rows` that a filter asks for (for stores that filter in memory)."""
-    return list(rows)[filter.offset : filter.offset + filter.limit]

@@ -1,9 +1,9 @@
-"""What frameworks save in a store: threads of saved states, and items. What they mean it does not know.
+"""What frameworks save in a store: threads of saved states, and items. The store does not interpret them.
 
-A thread is a conversation of an agent. It has states by namespace and id, each with what became of the calls that were
+A thread is a conversation of an agent. It has states by namespace and id, each with the results of the calls that were
 made in it (writes). The values of a state are in parts that several states share: a series of parts is a value that
-grows at its end, and a state names the last part that is its own. Nothing refers to anything by a foreign key, for
-writes may arrive before their state. Whoever runs a thread takes it first, and is fenced by its epoch, as with runs.
+grows at its end, and a state names the last part that belongs to it. There are no foreign keys, because writes may
+arrive before their state. A worker takes a thread before it runs it, and is fenced by its epoch, as with runs.
 """
 
 import re
@@ -20,14 +20,14 @@ class SavedState(NamedTuple):
     id: str
     parent: str
     origin: str
-    """What the framework calls the run that made it; nothing to do with runs of ours."""
+    """The framework's own name of the run that made it, unrelated to runs in this store."""
     body: bytes
     digest: bytes
     at: int
 
 
 class SavedPart(NamedTuple):
-    """A part of a value: the parts of a series up to a number, one behind the other, are the value."""
+    """A part of a value. The value is the concatenation of a series' parts up to a number."""
 
     namespace: str
     channel: str
@@ -38,7 +38,7 @@ class SavedPart(NamedTuple):
 
 
 class SavedWrite(NamedTuple):
-    """What a call that was made in a state came to, before the next state has it."""
+    """The result of a call that was made in a state, before the next state includes it."""
 
     namespace: str
     state: str
@@ -51,7 +51,7 @@ class SavedWrite(NamedTuple):
 
 
 class SavedItem(NamedTuple):
-    """A value under a key in a namespace, apart from all threads."""
+    """A value under a key in a namespace, independent of threads."""
 
     namespace: str
     key: str
@@ -60,23 +60,23 @@ class SavedItem(NamedTuple):
     updated_at: int
     expires_at: int | None = None
     seconds: float | None = None
-    """For how long it lives from each change on, and if wanted from each look at it."""
+    """How long it lives after each change, and if wanted after each read."""
 
 
 END: Final = "."
-"""What is written behind each label of a namespace."""
+"""The separator that is written after each label of a namespace."""
 ESCAPE: Final = "\x1b"
-"""In a label `.` is written as this and `1`, and this itself, where a `0` or `1` follows it, as this and `0`."""
+"""In a label, `.` is written as this and `1`; this character itself, if `0` or `1` follows it, as this and `0`."""
 
 
 def namespace_of(labels: Sequence[str]) -> str:
-    """Return the namespace of an item as it is stored: no two have the same text."""
+    """Return the stored text of an item's namespace. No two namespaces have the same text."""
     written = (re.sub(f"{ESCAPE}(?=[01])", f"{ESCAPE}0", label).replace(END, f"{ESCAPE}1") for label in labels)
     return "".join(label + END for label in written)
 
 
 def labels_of(stored: str) -> list[str]:
-    """Return the labels that `namespace_of` was given."""
+    """Return the labels that were given to `namespace_of`."""
     labels = stored.split(END)[:-1]
     if ESCAPE not in stored:
         return labels
@@ -88,28 +88,28 @@ class ThreadDump(msgspec.Struct):
 
     thread: str
     born: int = 0
-    """When it was first taken: the places of the steps in its nodes derive from it."""
+    """When the thread was first taken. The ids of the steps in its nodes derive from it."""
     states: list[SavedState] = []
     parts: list[SavedPart] = []
     writes: list[SavedWrite] = []
 
 
 class ThreadOwner(NamedTuple):
-    """Who runs a thread, or did last."""
+    """The worker that runs a thread, or did last."""
 
     owner: str | None
     epoch: int
     since: int
     born: int
-    """When it was first taken."""
+    """When the thread was first taken."""
 
 
 class ChangeThread(msgspec.Struct, gc=False):
     """Everything that is written to one thread at once.
 
-    Accepted only from whoever may: with an `epoch`, if `worker` has the thread at that epoch, else `Refused("fenced")`;
-    without one, if no other living worker has it at `at`, else `Refused("taken")`. A part that is there already with
-    another digest is `Refused("key")`: the series went on otherwise. Done twice it changes nothing the second time.
+    With an `epoch`, accepted only if `worker` has the thread at that epoch, else `Refused("fenced")`; without one, only
+    if no other living worker has it at `at`, else `Refused("taken")`. A part that exists already with another digest is
+    `Refused("key")`: the series continued differently. Repeating the operation changes nothing.
     """
 
     thread: str
@@ -117,25 +117,24 @@ class ChangeThread(msgspec.Struct, gc=False):
     worker: str = ""
     epoch: int = 0
     states: Sequence[SavedState] = ()
-    """New ones, or others in the place of those with the same ids."""
+    """New states. They replace those with the same ids."""
     parts: Sequence[SavedPart] = ()
     writes: Sequence[SavedWrite] = ()
-    """Of those with the same place the first one stays."""
+    """Writes to add. An existing one with the same place stays."""
     rewrites: Sequence[SavedWrite] = ()
-    """Of those with the same place the last one stays."""
+    """Writes that replace those with the same place."""
     forgotten: Sequence[tuple[str, str]] = ()
-    """States, by namespace and id, that go with their writes."""
+    """States to delete with their writes, by namespace and id."""
     unneeded: Sequence[tuple[str, str, str]] = ()
-    """Series of parts, by namespace, channel and series, that go."""
+    """Series of parts to delete, by namespace, channel and series."""
     everything: bool = False
-    """Whether all that the thread has goes first."""
+    """Whether the whole content of the thread is deleted first."""
     unchanged_since: int | None = None
     """With `everything`: only if no state is from this time or later, and no worker has taken the thread since.
-
     Otherwise, or if the thread has no state, `Refused("changed")`: it was used after the caller had found it old.
     """
     born: int = 0
-    """When it was first taken, if it comes from another store."""
+    """When the thread was first taken, if it comes from another store."""
 
 
 class TakeThread(msgspec.Struct, gc=False):
@@ -147,7 +146,7 @@ class TakeThread(msgspec.Struct, gc=False):
 
 
 class FreeThread(msgspec.Struct, gc=False):
-    """Give it back. `Refused("fenced")` if it is another's by now."""
+    """Give the thread back. `Refused("fenced")` if another worker has taken it."""
 
     thread: str
     worker: str
@@ -155,18 +154,18 @@ class FreeThread(msgspec.Struct, gc=False):
 
 
 class ChangeItems(msgspec.Struct, gc=False):
-    """Put items and delete others. When one was created stays as it was."""
+    """Put items and delete others. An existing item keeps its time of creation."""
 
     items: Sequence[SavedItem] = ()
     deleted: Sequence[tuple[str, str]] = ()
     seen: Sequence[tuple[str, str, int]] = ()
-    """Items by namespace and key that live on until a new time, because somebody looked at them."""
+    """Items, by namespace and key, whose lives are extended until a new time because they were read."""
     expired: Sequence[tuple[str, str, int]] = ()
-    """Items by namespace and key that are deleted last, each if its time is over at this time: it may be new by now."""
+    """Items to delete last, by namespace and key, each only if it has expired at this time: it may be new by now."""
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The thread is the worker's, at this epoch. `born` is when it was first taken by anybody."""
+    """The thread is the worker's, at this epoch. `born` is when it was first taken by any worker."""
 
     epoch: int
     born: int
@@ -176,20 +175,20 @@ SavedOperation = ChangeThread | TakeThread | FreeThread | ChangeItems
 
 
 class SavedReads(Protocol):
-    """What a store tells about threads and items."""
+    """What a store answers about threads and items."""
 
     def state(self, thread: str, namespace: str, id: str) -> SavedState | None:
-        """Return a state."""
+        """Return a state, or None."""
         ...
 
     def states(
         self, thread: str, namespace: str | None = None, before: tuple[str, str] | None = None, limit: int = 100
     ) -> list[SavedState]:
-        """Return states by falling ids, then namespaces: in one namespace or all, after one of the page before."""
+        """Return states by falling ids, then namespaces: in one namespace or all, after `before`."""
         ...
 
     def lineage(self, thread: str, namespace: str, id: str, limit: int = 100) -> list[SavedState]:
-        """Return a state, its parent, the parent's parent and so on, as far as they are there."""
+        """Return a state, its parent, the parent's parent and so on, as far as they exist."""
         ...
 
     def writes(self, thread: str, namespace: str, states: Sequence[str]) -> list[SavedWrite]:
@@ -205,29 +204,29 @@ class SavedReads(Protocol):
         ...
 
     def threads(self, after: str = "", limit: int = 100, before: int | None = None) -> list[str]:
-        """Return threads by their ids, after one; those only whose newest state is from before a time."""
+        """Return ids of threads after one, in order; with `before` only those whose newest state is older."""
         ...
 
     def of_origins(self, origins: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the states of origins, by thread, namespace and id."""
+        """Return the states that these origins made, by thread, namespace and id."""
         ...
 
     def owner(self, thread: str) -> ThreadOwner | None:
-        """Return who runs a thread."""
+        """Return the worker that runs a thread."""
         ...
 
     def item(self, namespace: str, key: str, at: int) -> SavedItem | None:
-        """Return an item that is alive at a time."""
+        """Return an item that has not expired at a time."""
         ...
 
     def items(self, prefix: str, at: int, after: tuple[str, str] = ("", ""), limit: int = 100) -> list[SavedItem]:
-        """Return living items in namespaces with a prefix, by namespace and key, after one of the page before."""
+        """Return unexpired items in namespaces with a prefix, by namespace and key, after `after`."""
         ...
 
     def namespaces(self, at: int, after: str = "", limit: int = 1000) -> list[str]:
-        """Return the namespaces of living items, after one."""
+        """Return the namespaces of unexpired items, after `after`."""
         ...
 
     def dead_items(self, at: int, limit: int = 1000) -> list[tuple[str, str]]:
-        """Return items whose time is over."""
+        """Return expired items."""
         ...

@@ -1,7 +1,7 @@
-"""Schedules as a store keeps them: a row each, changed only by whoever knows its newest revision.
+"""Schedules as a store keeps them: one row each, which only a writer that knows its newest revision may change.
 
 A store does not know what a schedule means. It finds the rows that are due, and changes one in the same transaction in
-which the runs of its ticks are started: so a tick is neither lost nor started twice, whoever dies when.
+which the runs of its ticks are started: so a tick is neither lost nor started twice, whichever worker dies when.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class ScheduleRow(msgspec.Struct, kw_only=True, gc=False):
 
     name: str
     workflow: str
-    """Only workers that know it look after the schedule."""
+    """Only workers that serve this workflow process the schedule."""
     revision: int = 0
     next_at: int | None = None
-    """When there is something to do about it, or None if time alone brings nothing."""
+    """When it next needs attention, or None if time alone brings nothing."""
     waits: bool = False
     """Whether a tick waits for the end of another run."""
     definition: bytes = b"{}"
@@ -33,10 +33,10 @@ class ScheduleRow(msgspec.Struct, kw_only=True, gc=False):
 class ChangeSchedule(msgspec.Struct, gc=False):
     """Create, change or delete a schedule, and start the runs of its ticks.
 
-    Accepted only if the schedule's revision is `expected`; 0 means that there is no such schedule. Otherwise
-    `Refused("taken")`. Then, in one transaction: the row becomes `row`, or goes if that is None; the runs of `starts`
-    are created, but for those whose ids exist, which are left alone; `posts` are delivered, but for those to runs that
-    have ended or are not there.
+    Accepted only if the schedule's revision is `expected`; 0 means that it must not exist. Otherwise
+    `Refused("taken")`. Then, in one transaction: the row becomes `row`, or is deleted if that is None; the runs of
+    `starts` are created, except those whose ids exist, which are left alone; `posts` are delivered, except those to
+    runs that have ended or do not exist.
     """
 
     name: str
@@ -47,14 +47,14 @@ class ChangeSchedule(msgspec.Struct, gc=False):
 
 
 class Schedules(Protocol):
-    """What a store tells about schedules."""
+    """What a store answers about schedules."""
 
     def schedules(self, *, name: str | None = None) -> list[ScheduleRow]:
-        """Return schedules, by their names; with `name` that one, if it is there."""
+        """Return schedules, by their names; with `name` only that one, if it exists."""
         ...
 
     def due_schedules(self, *, at: int, workflows: Sequence[str], limit: int) -> list[ScheduleRow]:
-        """Return the schedules of these workflows about which something is to be done, `limit` of each kind.
+        """Return the schedules of these workflows that need attention, at most `limit` of each kind.
 
         First those whose `next_at` has come, the longest due first; then the others that wait for a run, by name.
         """

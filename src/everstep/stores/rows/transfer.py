@@ -1,4 +1,4 @@
-"""Taking whole runs out of a store: deleting ended ones part by part, and moving any to another store."""
+"""Taking whole runs out of a store: deleting ended ones part by part, and moving runs to another store."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -24,17 +24,17 @@ class MarkerRow(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A run that was imported. What its events up to this one say about restored backups is about other stores."""
+    """An imported run. What its events up to this one say about restored backups concerns other stores."""
 
     run: str
     generation: int
     seq: int
     doubted: int
-    """Whether the store that it came from was restored from a backup, and the run had not taken note of that."""
+    """Whether the store that it came from was restored from a backup, and the run had not recorded that."""
 
 
 class RunDump(msgspec.Struct):
-    """Everything that a store has of one run, read in one transaction. Notifications are left out."""
+    """Everything that a store has of one run, read in one transaction, except notifications."""
 
     row: RunRow
     events: list[tuple[int, EventRow]] = []
@@ -43,39 +43,40 @@ class RunDump(msgspec.Struct):
     checkpoints: list[CheckpointRow] = []
     deliveries: list[Delivery] = []
     followers: list[tuple[str, int]] = []
-    """Who is told of the run's end, and under which call."""
+    """The runs and calls that receive this run's end."""
     holds: list[HoldRow] = []
     effects: list[EffectRow] = []
     """The keys of actions that the run has, or had last."""
     waits: list[tuple[str, int]] = []
-    """Keys that the run waits for, and the calls that do."""
+    """The keys that the run waits for, with the calls."""
     archive: list[ArchiveRow] = []
     markers: list[MarkerRow] = []
     answers: list[AnswerRow] = []
     entries: list[EntryRow] = []
-    """Of all streams."""
+    """The entries of all streams."""
     arrivals: list[Arrival] = []
-    """One at most. In a file: that its run is doubted. In an import: what the store keeps of that."""
+    """At most one. In a file: that its run is doubted. In an import: what the store records about that."""
 
 
 class ImportRuns(msgspec.Struct, gc=False):
-    """Put runs of another store here, all or none. Nobody owns them and their epochs are raised by one.
+    """Insert runs of another store, all or none. They get no owner, and their epochs are raised by one.
 
-    `Refused("taken")` if a run with one of the ids is here, or a hold, or a marker; `Refused("key")` if a key that one
-    of the runs is at work on, or is undoing, is here. A key that is done or free is left as it is here. What was
-    `running` is `queued`. A delivery keeps its number if that is free here; those that are pending stay in their order.
+    `Refused("taken")` if a run with one of the ids exists here, or a hold, or a marker; `Refused("key")` if a key
+    exists here that one of the runs has in progress or is undoing. A key that is done or free is left as it is here.
+    What was `running` becomes `queued`. A delivery keeps its number if that is free here; pending ones stay in their
+    order.
     """
 
     dumps: Sequence[RunDump]
 
 
 class ClaimFamily(msgspec.Struct, gc=False):
-    """Claim a family of ended runs for its deletion, all of them or none: from then on nobody else can claim them.
+    """Claim a family of ended runs for its deletion, all of them or none: from then on no other worker can claim them.
 
-    What was judged before by reading is judged again here. `Refused("fenced")` unless each run has the epoch with
-    which it is named, ended before `before`, is owned by nobody alive, and has no open hold, no key under way, and no
-    thread of a framework in which it may be asked for again. `Refused("taken")` while another run needs one of them:
-    see `Store.is_needed`. `Accepted`: `worker` owns them, their epochs are raised by one, and `deletions` lists them.
+    The conditions were read before and are checked again here. `Refused("fenced")` unless each run has the epoch with
+    which it is named, ended before `before`, has no living owner, no open hold, no key in progress, and no thread of a
+    framework in which it may be asked for again. `Refused("taken")` while another run needs one of them: see
+    `Store.is_needed`. `Accepted`: `worker` owns them, their epochs are raised by one, and `deletions` lists them.
     """
 
     epochs: dict[str, int]
@@ -98,7 +99,7 @@ class DeletePart(msgspec.Struct, gc=False):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """So many rows were deleted; `done` when nothing of the run is left."""
+    """The number of rows that were deleted; `done` when nothing of the run is left."""
 
     rows: int
     done: bool

@@ -1,4 +1,4 @@
-"""The workers of a store, and those of which a person has said that they are gone."""
+"""The workers of a store, and the workers and hosts that a person has declared gone."""
 
 from typing import Final, Literal, NamedTuple
 
@@ -14,16 +14,18 @@ class WorkerRow(msgspec.Struct):
     host: str
     started_at: int
     lease_until: int
-    """When its lease would lapse, by its own clock. Others compare it with what they have read before, and never with a
-    time. Not positive: another worker has watched it for a whole lease without a renewal (see `Store.lapse`)."""
+    """When its lease would lapse, by its own clock. Other workers compare it only with what they have read before, and
+    never with a time. Not positive: another worker has watched it for a whole lease without a renewal (see
+    `Store.lapse`).
+    """
     targets: list[str] = []
-    """Where it delivers notifications of holds to, by name."""
+    """The names of the targets to which it delivers notifications of holds."""
     about: bytes = b"{}"
-    """JSON: what it serves, and how busy it is. For people, and for other workers; nothing is decided by it here."""
+    """JSON: what it serves, and how busy it is. For people and other workers; no decision depends on it."""
 
     @property
     def has_lease(self) -> bool:
-        """Whether its lease has not lapsed."""
+        """Whether its lease is still valid."""
         return self.lease_until > 0
 
 
@@ -31,7 +33,7 @@ GoneKind = Literal["worker", "host"]
 
 
 class GoneRow(NamedTuple):
-    """What somebody has said: that a worker, or everything that had begun on a host until then, is gone for good."""
+    """A person's statement that a worker, or everything that had begun on a host until then, is gone for good."""
 
     kind: GoneKind
     name: str
@@ -41,4 +43,4 @@ class GoneRow(NamedTuple):
 
 
 ENDED_KEPT_MICROSECONDS: Final = 90 * 86_400 * 1_000_000
-"""How long it is remembered that a worker has provably ended. After that a person settles its steps in doubt."""
+"""How long the store remembers that a worker has provably ended. After that a person settles its steps in doubt."""

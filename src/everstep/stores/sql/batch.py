@@ -24,12 +24,12 @@ from everstep.stores.rows.transfer import ClaimFamily, DeletePart, ImportRuns
 
 NONE: Final[Set[str]] = frozenset()
 SIMPLE: Final = frozenset((Append, StartRun))
-"""What may be done together with others."""
+"""The kinds of operations that may be done together with others."""
 NOBODY_IS_TOLD = (Claim, Release, StartRun, TakeNotification, SettleNotification, ChangeQueue, TakeSlot, FreeSlot)
 
 
 def is_simple(append: Append) -> bool:
-    """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
+    """Return True if an append changes only its own run. (An end may still concern followers and an inbox.)"""
     if append.plain:
         return True
     if append.starts or append.posts or append.hold is not None or not append.events:
@@ -40,7 +40,7 @@ def is_simple(append: Append) -> bool:
 
 
 def has_more(append: Append) -> bool:
-    """Tell whether a simple append brings anything else than events."""
+    """Return True if a simple append has anything besides events."""
     if append.plain:
         return False
     if append.payloads or append.consumed or append.checkpoints:
@@ -66,7 +66,7 @@ class Batch:
         """The runs that `appends` end."""
         self.followed: list[Append] = []
         self.has_keys = False
-        """Whether any operation is about keys of effects."""
+        """Whether any operation concerns keys of effects."""
         self._places: dict[str, int] = {}
         is_alone = len(operations) == 1
         mentioned: dict[str, int] = {}
@@ -95,10 +95,11 @@ class Batch:
             self.has_keys |= isinstance(operation, SettleKey) or getattr(operation, "keys", None) is not None
 
     def set_apart(self, entangled: set[str], with_inbox: set[str]) -> None:
-        """Take out ends of runs with something in their inbox, and of followed ones if others post as well.
+        """Take out ends of runs with deliveries in their inbox, and ends of followed runs if other operations post as
+        well.
 
-        Followers are told by deliveries, whose numbers are in the order of the batch, so two ways of posting do not
-        mix.
+        Followers receive deliveries, whose numbers are in the order of the batch, so both ways of posting cannot be
+        mixed.
         """
         if not entangled:
             return
@@ -111,7 +112,9 @@ class Batch:
 
 
 def _mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], Set[str]]:
-    """Return how often each run is mentioned, and those that are begun: see `_begun_with_an_append`."""
+    """Return how often each run is mentioned, and the runs that are started and appended to: see
+    `_begun_with_an_append`.
+    """
     mentioned: dict[str, int] = {}
     has_starts = False
     for operation in operations:
@@ -125,7 +128,7 @@ def _mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], Set[str]
 
 
 def _begun_with_an_append(operations: Sequence[Operation], mentioned: dict[str, int]) -> Set[str]:
-    """Return the runs whose start and then one simple append that does not end them are all that mentions them."""
+    """Return the runs that are mentioned only by their start and one simple append that does not end them."""
     started: set[str] = set()
     both: set[str] = set()
     for operation in operations:
@@ -141,7 +144,7 @@ def _begun_with_an_append(operations: Sequence[Operation], mentioned: dict[str, 
 
 
 def runs_mentioned(operation: Operation) -> Iterator[str]:
-    """Return the runs that an operation names; nothing ("") may be among them."""
+    """Return the runs that an operation names; empty texts may be among them."""
     match operation:
         case Append():
             yield operation.run

@@ -35,7 +35,7 @@ class KeyTable:
         self._run = statements.run
 
     def concern_others(self, operations: Sequence[Operation]) -> bool:
-        """Tell whether operations may tell other runs of a key. Then it matters what is done before and after."""
+        """Return True if operations may notify other runs of a key. Then the order of the batch matters."""
         changed: list[str] = []
         for operation in operations:
             if isinstance(operation, SettleKey):
@@ -58,7 +58,7 @@ class KeyTable:
         return tuple(calls)
 
     def apply(self, changes: KeyChanges, run: str, generation: int, at: int) -> None:
-        """Do what an append wants: claims, then ends, then what is undone, then waits."""
+        """Apply an append's changes: claims, then ends, then what is undone, then waits."""
         for claim in changes.claims:
             self._write(claimed_row(claim, (run, generation, claim.call), self._effect(claim.key), at))
         for end in changes.ends:
@@ -78,14 +78,14 @@ class KeyTable:
         self.rely(changes.relies, run)
 
     def end_run(self, run: str, generation: int, at: int) -> None:
-        """Free what the run's steps had under way and anybody may do again."""
+        """Free the keys of the run's steps in progress that any run may repeat."""
         for values in self._all("effects_under_way", run, generation):
             row = effect_row(values)
             if ends_with_its_run(row):
                 self._change(row.key, freed_row(row, at), at)
 
     def settle(self, settle: SettleKey) -> Accepted | Refused:
-        """Do what a person decided, or refuse it."""
+        """Apply a person's decision, or refuse it."""
         row = self._effect(settle.key)
         owner = self._all("run_head", row.run) if row is not None else []
         is_active = row is not None and bool(owner) and owner[0][0] == row.generation and text(owner[0][4]) not in ENDED
@@ -96,7 +96,7 @@ class KeyTable:
         return Accepted()
 
     def forget(self, forget: ForgetKeys) -> Forgotten:
-        """Delete old keys, but for those that a run which may go on counts on."""
+        """Delete old keys, except those that a run depends on which may continue."""
         found = [key for (key,) in self._all("old_effects", forget.before, forget.limit)]
         if not found:
             return Forgotten(0)
@@ -107,12 +107,12 @@ class KeyTable:
         return Forgotten(self._run("forget_effects", keys))
 
     def rely(self, keys: Sequence[str], run: str) -> None:
-        """Keep keys while a run may go on."""
+        """Keep keys for as long as a run may continue."""
         for key in keys:
             self._run("rely_on_key", key, run)
 
     def has_all(self, keys: Sequence[str]) -> bool:
-        """Tell whether there is something under each of these keys."""
+        """Return True if each of these keys exists."""
         return all(self._effect(key) is not None for key in keys)
 
     def _change(self, key: str, row: EffectRow | None, at: int) -> None:

@@ -33,13 +33,13 @@ from everstep.stores.sql.rows import (
 from everstep.stores.sql.statements import Statements
 
 LARGE: Final = ("events", "payloads", "checkpoints", "archive", "signals", "streams")
-"""The tables that may have very many rows, or very large ones, of one run."""
+"""The tables that may have very many rows, or very large ones, for one run."""
 WEIGHTS: Final = {"payloads": 10, "checkpoints": 10}
-"""A row here takes as long to delete as so many others."""
+"""The cost of deleting a row of a table, relative to an ordinary row."""
 
 
 class Moving:
-    """What a connection does to whole runs."""
+    """A connection's operations on whole runs."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
@@ -49,7 +49,7 @@ class Moving:
 
     # -- deleting -------------------------------------------------------------------------------------------------
     def claim(self, family: ClaimFamily) -> Verdict:
-        """Claim a family for its deletion, or refuse it and change nothing."""
+        """Claim a family of runs for its deletion, or refuse it and change nothing."""
         runs, epochs = self._statements.texts(list(family.epochs)), self._statements.numbers([*family.epochs.values()])
         if self._all("as_judged", runs, epochs, family.before, STEP_PREFIX)[0][0] < len(family.epochs):
             return Refused("fenced")
@@ -114,7 +114,7 @@ class Moving:
         )
 
     def accept(self, operation: ImportRuns) -> Verdict:
-        """Put runs here, or refuse it and change nothing."""
+        """Insert runs of another store, or refuse them and change nothing."""
         dumps, texts = operation.dumps, self._statements.texts
         ids = texts([dump.row.id for dump in dumps])
         holds = texts([hold.id for dump in dumps for hold in dump.holds])

@@ -1,8 +1,8 @@
-"""Texts for databases whose texts have no NUL: PostgreSQL. Ours may have one, for an id is any text.
+"""Texts for PostgreSQL, whose texts cannot have a NUL. Ours may have one, because an id is any text.
 
 A NUL is written as two characters, the rare control character SUBSTITUTE and `0`, and that character itself as itself
-and `1`. Two different texts stay different, a beginning of a text stays one, and whoever looks into a table sees what
-they expect.
+and `1`. Two different texts stay different, a prefix of a text stays a prefix, and ordinary texts look the same in the
+tables.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ NUL: Final = "\0"
 
 
 def escaped(value: str) -> str:
-    """Return a text as PostgreSQL takes it."""
+    """Return a text in the form that PostgreSQL accepts."""
     if NUL in value or SUBSTITUTE in value:
         return value.replace(SUBSTITUTE, SUBSTITUTE + "1").replace(NUL, SUBSTITUTE + "0")
     return value

@@ -62,7 +62,7 @@ ACCEPTED: Final = Accepted()
 
 
 class Operations:
-    """What a connection does within a transaction. The caller begins and ends it."""
+    """A connection's operations within a transaction, which the caller begins and ends."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
@@ -70,7 +70,7 @@ class Operations:
         self._run = statements.run
         self._insert = statements.insert
 
-    # What most programs never use is loaded and made when it is first needed.
+    # Parts that most programs never use are loaded and made at their first use.
     @cached_property
     def _keys(self) -> "KeyTable":
 
@@ -216,7 +216,7 @@ class Operations:
         return ACCEPTED
 
     def _start_children(self, news: Sequence[NewRun], at: int) -> None:
-        """Create the children that are not there yet, all at once; follow or refuse the others."""
+        """Create the children that do not exist yet, all at once; follow or refuse the others."""
         if not news:
             return
         there = self._states_of(news)
@@ -356,7 +356,7 @@ class Operations:
 
     # -- parts ------------------------------------------------------------------------------------------------------
     def _begin_histories(self, news: Sequence[NewRun]) -> None:
-        """Insert the events of new runs, and what comes with them."""
+        """Insert the events of new runs, and their entries and payloads."""
         events: list[Row] = []
         payloads: list[Row] = []
         tags: list[Row] = []
@@ -373,7 +373,7 @@ class Operations:
         self._insert("keep_tags", 4, tags)
 
     def _keep_more(self, appends: Sequence[Append]) -> None:
-        """Write what appends have beside their events."""
+        """Write what appends have in addition to their events."""
         payloads = [(append.run, digest, value) for append in appends for digest, value in append.payloads]
         self._insert("keep_payloads", 3, payloads)
         for append in appends:
@@ -388,12 +388,12 @@ class Operations:
                 self._run("consume", append.run, self._statements.numbers(append.consumed))
 
     def _keep_checkpoints(self, append: Append) -> None:
-        """Insert new checkpoints, and drop those that are too old by now."""
+        """Insert new checkpoints, and delete those that are now too old."""
         self._insert("keep_checkpoints", 8, append.checkpoints)
         self._run("drop_checkpoints", append.run, append.generation, append.checkpoints_kept)
 
     def _archive(self, rows: Sequence[ArchiveRow]) -> None:
-        """Move damaged rows to where they can do no harm."""
+        """Move damaged rows to the archive, where they can do no harm."""
         self._insert("archive", 7, rows)
         for row in rows:
             if row.what == "checkpoint":

@@ -24,7 +24,7 @@ from everstep.stores.sql.statements import Statements
 
 ACCEPTED: Final = Accepted()
 Token = tuple[()] | tuple[str, str, int]
-"""Of what kind and name the bucket is, and when it is full after that; or none, where there is no rate."""
+"""The kind and name of a rate's bucket, and when it is full after this token; empty without a rate."""
 NO_TOKEN: Final[Token] = ()
 
 
@@ -45,7 +45,7 @@ def _queue_row(values: Row) -> QueueRow:
 
 
 class _Asking:
-    """What is asked about queues, within a transaction and outside."""
+    """Reads about queues, in a transaction and outside."""
 
     def __init__(self, ask: Callable[..., list[Row]]) -> None:
         self._all = ask
@@ -55,7 +55,9 @@ class _Asking:
         return _queue_row(rows[0]) if rows else None
 
     def used(self, row: QueueRow | None, queue: str, worker: str) -> tuple[int, int]:
-        """Return how many slots of a queue are taken, and how many by a worker, as far as that matters."""
+        """Return how many slots of a queue are taken, and how many of them by a worker, as far as its settings need
+        that.
+        """
         begun: int = 0
         own: int = 0
         if row is not None and row.concurrency is not None:
@@ -70,13 +72,14 @@ class _Asking:
 
 
 class QueueTable(_Asking):
-    """What changes within a transaction, which the caller begins and ends."""
+    """Changes within a transaction, which the caller begins and ends."""
 
     def __init__(self, statements: Statements) -> None:
         super().__init__(statements.all)
         self._run = statements.run
         self.counted: dict[tuple[str, str], tuple[int, int]] | None = None
-        """What `used` returned in a transaction that only claims, by queue and worker; None: each claim counts anew."""
+        """The results of `used` in a transaction that only claims, by queue and worker. None: each claim counts again.
+        """
         self._claiming: tuple[tuple[str, str], int, int] | None = None
 
     def used(self, row: QueueRow | None, queue: str, worker: str) -> tuple[int, int]:
@@ -96,7 +99,7 @@ class QueueTable(_Asking):
         return ACCEPTED
 
     def may_claim(self, claim: Claim) -> Token | None:
-        """Return the token to take if a run may be claimed as far as its queue is concerned, else None."""
+        """Return the token to take if the run's queue allows the claim, else None."""
         self._claiming = None
         rows = self._all("place_of_run", claim.run)
         if not rows:
@@ -125,13 +128,15 @@ class QueueTable(_Asking):
         return ("queue", queue, full_at_after_one(row, claim.at)) if row.rate is not None else NO_TOKEN
 
     def note_claimed(self, token: Token) -> None:
-        """The run that `may_claim` was asked about is claimed: take its token, if there is a rate; count its slot."""
+        """Record the claim of the run that `may_claim` was asked about: take its token, if there is a rate; count its
+        slot.
+        """
         if token:
             self._run("take_token", *token)
         if self.counted is not None and self._claiming is not None:
             place, more, more_own = self._claiming
             begun, own = self.counted[place]
-            self.counted = {place: (begun + more, own + more_own)}  # what others count is as of before
+            self.counted = {place: (begun + more, own + more_own)}  # other counts stay as they were read
 
     def take(self, take: TakeSlot) -> Verdict:
         """Take a slot of a named limit."""
@@ -155,14 +160,14 @@ class QueueTable(_Asking):
 
 
 class QueueReads(_Asking):
-    """What is read outside a transaction."""
+    """Reads outside a transaction."""
 
     def __init__(self, ask: Callable[..., list[Row]], texts: Callable[[Sequence[str]], Any]) -> None:
         super().__init__(ask)
         self._texts = texts
 
     def rows(self) -> list[QueueRow]:
-        """Return what was said about queues and limits."""
+        """Return the settings of queues and limits."""
         return [_queue_row(row) for row in self._all("queues")]
 
     def room(self, at: int, worker: str, only: Sequence[str] | None) -> list[QueueRoom]:
@@ -201,7 +206,7 @@ class QueueReads(_Asking):
         return chosen[:limit]
 
     def _waiting(self, queue: str, at: int, *asked: Any) -> list[Row]:
-        """Return the first runs that wait for a slot only, and the first whose delay is over."""
+        """Return the first runs that only wait for a slot, and the first whose delay is over."""
         return [*self._all("waiting", queue, *asked), *self._all("come_due", queue, *asked, at)]
 
     def counts(self) -> list[QueueCount]:
@@ -211,10 +216,10 @@ class QueueReads(_Asking):
         for name in sorted(names):
             waiting, delayed, oldest = self._all("count_waiting", name)[0]
             begun = self._all("begun", name)[0][0]
-            if waiting or delayed or begun:  # not one of which all runs were claimed by workers that are gone
+            if waiting or delayed or begun:  # not a queue whose runs all belong to workers that are gone
                 found.append(QueueCount(name, waiting, delayed, begun, oldest))
         return found
 
     def slots(self) -> list[SlotRow]:
-        """Return who has slots of named limits."""
+        """Return the slots of named limits."""
         return [SlotRow(*row) for row in self._all("slots")]

@@ -1,4 +1,4 @@
-"""Reading back after an unknown commit: what an operation has written that only it could have written."""
+"""Reading back after an unknown commit: what an operation has written that no other operation could have written."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,11 +25,11 @@ from everstep.stores.rows.schedules import ChangeSchedule
 from everstep.stores.rows.transfer import ClaimFamily, DeletePart, ImportRuns
 
 RowOf = Callable[..., tuple[Any, ...]]
-"""Returns the first row of a named statement, or nothing."""
+"""Returns the first row of a named statement, or an empty tuple."""
 
 
 def is_there(row_of: RowOf, operation: Operation, verdict: Verdict) -> bool:
-    """Tell whether a transaction with this operation was done, as far as this operation can tell."""
+    """Return True if a transaction with this operation was committed, as far as this operation can tell."""
     match operation, verdict:
         case Append(events=[*_, last]), Accepted():
             return row_of("event_digest", operation.run, operation.generation, last.seq) == (last.digest,)
@@ -62,9 +62,9 @@ def is_there(row_of: RowOf, operation: Operation, verdict: Verdict) -> bool:
             return row_of("run_head", first.row.id) != ()
         case ((TakeNotification() | SettleNotification() | ImportRuns() | ClaimFamily() | DeletePart()), _):
             return False
-        case ((ChangeQueue() | TakeSlot() | FreeSlot()), _):  # done again they change nothing, but for a token
+        case ((ChangeQueue() | TakeSlot() | FreeSlot()), _):  # repeated, they change nothing except a token
             return False
         case ((StartRun() | RestartRun()), Accepted()):
             new, event = operation.new.row, operation.new.event
             return row_of("event_digest", new.id, new.generation, event.seq) == (event.digest,)
-    return False  # what frameworks save changes nothing when it is done again
+    return False  # repeated, what frameworks save changes nothing

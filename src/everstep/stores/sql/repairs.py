@@ -1,4 +1,4 @@
-"""Putting a damaged run right, and noting that the store was restored from a backup: within an open transaction."""
+"""Repairing a damaged run, and recording that the store was restored from a backup: within an open transaction."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from everstep.stores.sql.statements import Statements
 
 
 class Repairs:
-    """What a connection does to repair. Whatever is taken out of a table is in the archive, in the same transaction."""
+    """A connection's repairs. What is taken out of a table goes into the archive, in the same transaction."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
@@ -51,14 +51,14 @@ class Repairs:
         return Accepted()
 
     def mark_restored(self, operation: MarkRestored) -> Verdict:
-        """Raise the number of restores by one, and begin another life."""
+        """Raise the number of restores by one, and begin another life of the store."""
         if not self._all("mark_restored", operation.expected):
             return Refused("fenced")
         self._run("begin_life")
         return Accepted()
 
     def _archive(self, operation: RepairRun, what: str, seq: int, columns: Sequence[str], row: Row) -> None:
-        # Texts come as bytes too, for they may be damaged.
+        # Texts are read as bytes, because they may be damaged.
         named = zip(columns, row, strict=True)
         values = [value if (what, name) in _BLOBS else _readable(value) for name, value in named]
         generation = values[columns.index("generation")] if "generation" in columns else operation.row.generation
@@ -81,7 +81,7 @@ _BLOBS = frozenset(
 
 
 def _readable(value: Any) -> Any:
-    """Return bytes as the text that they are, or as they are if they are none."""
+    """Return bytes as a text, or as they are if they are not valid UTF-8."""
     if not isinstance(value, bytes):
         return value
     try:

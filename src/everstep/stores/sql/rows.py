@@ -1,6 +1,6 @@
 """Between rows of the tables and the structs of the protocol.
 
-A text comes as a text, or as bytes where the database does not look into it: then it may be damaged.
+A text arrives as a `str`, or as bytes where the database does not check its encoding: then it may be damaged.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ _decode_texts = msgspec.json.Decoder(list[str]).decode
 
 
 def as_json(value: object) -> str:
-    """Return a JSON text, which SQLite's `json_each` takes apart again."""
+    """Return a JSON text, which SQLite's `json_each` splits again."""
     return _encode(value).decode()
 
 
@@ -58,22 +58,22 @@ def run_values(row: RunRow) -> Row:
 
 
 def text(value: bytes | str, errors: str = "replace") -> str:
-    """Return a text that may have been read as bytes. One that is damaged becomes another text."""
+    """Return a text that may have been read as bytes. Damaged bytes are replaced."""
     return value if isinstance(value, str) else value.decode("utf-8", errors)
 
 
 def tag_values(row: RunRow) -> list[Row]:
-    """Return the rows of `tagged` of a new run. (Triggers keep them when its row changes or goes.)"""
+    """Return the rows of `tagged` of a new run. (Triggers update them when its row changes or is deleted.)"""
     return [(name, value, row.created_at, row.id) for name, value in row.tags.items()]
 
 
 def run_row(values: Row) -> RunRow:
-    """Return a run from its columns in their order in the table. A row that is damaged says so."""
+    """Return a run from its columns in their order in the table. A damaged row is marked in `damage`."""
     try:
         return _run_row(values, "strict", {} if values[13] in (b"{}", "{}") else _decode_tags(values[13]))
     except (UnicodeDecodeError, msgspec.MsgspecError):
         row = _run_row(values, "replace", {})
-        row.damage = "a text in it is not one, or its tags are not JSON"
+        row.damage = "a text in it is not valid UTF-8, or its tags are not JSON"
         return row
 
 
@@ -108,7 +108,7 @@ def _run_row(values: Row, errors: str, tags: dict[str, str]) -> RunRow:
 
 
 def stays(append: Append) -> bool:
-    """Tell whether an append is said to move the head of its run, and to leave the rest of the row as it is."""
+    """Return True if an append only moves the head of its run and leaves the rest of the row as it is."""
     if append.plain:
         return True
     row = append.row
@@ -117,7 +117,7 @@ def stays(append: Append) -> bool:
 
 
 def head_values(append: Append) -> Row:
-    """Return the parameters of `move_heads`: what is expected, what always changes, the new head."""
+    """Return the parameters of `move_heads`: the expected values, the columns that always change, the new head."""
     row, events = append.row, append.events
     return (
         append.run,
@@ -149,13 +149,13 @@ def change_values(append: Append) -> Row:
 
 
 def entry_row(row: Row) -> EntryRow:
-    """Return an entry of a stream. A damaged text in it becomes another one, so the chain of digests ends there."""
+    """Return an entry of a stream. Damaged text is replaced, so that the chain of digests ends there."""
     run, generation, name, position, seq, step, *rest = row
     return EntryRow(text(run), generation, text(name), position, seq, text(step), *rest)
 
 
 def event_row(row: Row) -> EventRow:
-    """Return an event. A damaged text in it becomes another text, so the chain of digests ends just before it."""
+    """Return an event. Damaged text is replaced, so that the chain of digests ends just before it."""
     seq, kind, step, at, body, digest = row
     return EventRow(seq, text(kind), text(step), at, body, digest)
 
@@ -221,7 +221,7 @@ def notification_values(row: NotificationRow) -> Row:
 
 
 def notification_row(values: Row) -> NotificationRow:
-    """Return a notification from its columns in their order in the table. A damaged one keeps nobody from others."""
+    """Return a notification from its columns. A damaged one must not hide the others."""
     return NotificationRow(
         id=text(values[0]),
         hold=text(values[1]),
@@ -237,7 +237,7 @@ def notification_row(values: Row) -> NotificationRow:
 
 
 def worker_row(values: Row) -> WorkerRow:
-    """Return a worker from its columns in their order in the table. Damaged targets are none."""
+    """Return a worker from its columns in their order in the table. Damaged targets count as none."""
     id, place, pid, host, started_at, lease_until, listed, about = values
     try:
         targets = _decode_texts(listed)

@@ -22,7 +22,7 @@ from everstep.stores.sql.statements import Statements
 
 ACCEPTED: Final = Accepted()
 LAST: Final = "\U0010ffff" * 8
-"""No namespace is after this."""
+"""Greater than any namespace."""
 
 
 class SavedTables:
@@ -91,7 +91,7 @@ class SavedTables:
         return Refused("taken") if owner is not None and owner != change.worker and lives else None
 
     def _forget_old(self, thread: str, since: int) -> Refused | None:
-        """Forget all that a thread has which is held, if that is older than a time."""
+        """Delete the content of a thread, if all of it is older than a time."""
         ((_, epoch, taken_at, _),) = self._all("thread_owner", thread)
         if epoch and taken_at >= since:
             return Refused("changed")
@@ -102,7 +102,7 @@ class SavedTables:
         return None
 
     def _add_parts(self, change: ChangeThread) -> bool:
-        """Add parts, if each is new or the same as the one that is there: nearly always they are."""
+        """Add parts, if each is new or equals the stored one, as nearly always."""
         added: list[SavedPart] = []
         for part in change.parts:
             if self._run("save_part", change.thread, *part):
@@ -126,14 +126,14 @@ class SavedTables:
 
 
 class SavedReading:
-    """What is read of threads and items. See `SavedReads`."""
+    """Reads about threads and items. See `SavedReads`."""
 
     def __init__(self, all_of: Callable[..., list[Row]], texts: Callable[[Sequence[str]], Any]) -> None:
         self._all = all_of
         self._texts = texts
 
     def state(self, thread: str, namespace: str, id: str) -> SavedState | None:
-        """Return a state."""
+        """Return a state, or None."""
         rows = self._all("saved_state", thread, namespace, id)
         return _state(rows[0]) if rows else None
 
@@ -168,35 +168,35 @@ class SavedReading:
         return [(text(a), text(b), text(c)) for a, b, c in self._all("saved_series", thread)]
 
     def threads(self, after: str = "", limit: int = 100, before: int | None = None) -> list[str]:
-        """Return threads by their ids, after one; those only whose newest state is from before a time."""
+        """Return ids of threads after one, in order; with `before` only those whose newest state is older."""
         return [text(row[0]) for row in self._all("saved_threads_listed", after, limit, before)]
 
     def of_origins(self, origins: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the states of origins, by thread, namespace and id."""
+        """Return the states that these origins made, by thread, namespace and id."""
         rows = self._all("states_of_origins", self._texts(origins))
         return [(text(thread), text(namespace), text(id)) for thread, namespace, id in rows]
 
     def owner(self, thread: str) -> ThreadOwner | None:
-        """Return who runs a thread."""
+        """Return the worker that runs a thread."""
         rows = self._all("thread_owner", thread)
         return ThreadOwner(*rows[0]) if rows else None
 
     def item(self, namespace: str, key: str, at: int) -> SavedItem | None:
-        """Return an item that is alive at a time."""
+        """Return an item that has not expired at a time."""
         rows = self._all("saved_item", namespace, key, at)
         return SavedItem(*rows[0]) if rows else None
 
     def items(self, prefix: str, at: int, after: tuple[str, str] = ("", ""), limit: int = 100) -> list[SavedItem]:
-        """Return living items in namespaces with a prefix, by namespace and key, after one of the page before."""
+        """Return unexpired items in namespaces with a prefix, by namespace and key, after `after`."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else LAST
         return [SavedItem(*row) for row in self._all("saved_items_listed", prefix, end, *after, at, limit)]
 
     def namespaces(self, at: int, after: str = "", limit: int = 1000) -> list[str]:
-        """Return the namespaces of living items, after one."""
+        """Return the namespaces of unexpired items, after `after`."""
         return [text(row[0]) for row in self._all("saved_namespaces", at, after, limit)]
 
     def dead_items(self, at: int, limit: int = 1000) -> list[tuple[str, str]]:
-        """Return items whose time is over."""
+        """Return expired items."""
         return [(text(namespace), text(key)) for namespace, key in self._all("dead_items", at, limit)]
 
 

@@ -1,22 +1,22 @@
 """What each SQLSTATE of PostgreSQL says about a transaction, in one table.
 
-Only an error that is certainly about the values of a unit may be blamed on its run. Whatever says nothing about them,
-and whatever is not in the table, leaves an unknown commit: the store reads back, and tries again.
+Only an error that is certainly about the values of a unit may be blamed on its run. A code that says nothing about
+them, and a code that is not in the table, leave an unknown commit: the store reads back, and tries again.
 """
 
 from typing import Final, Literal
 
 Ground = Literal["lost", "again", "value", "full", "forbidden", "unusable", "damaged"]
-"""Whose fault an error is, and so what is done about it.
+"""The cause of an error, which decides what is done about it.
 
-lost: the session is gone or of no use, or leads to a server that does not write. Connect anew, read back, try again.
-again: anything that says nothing about the data, and all that is not known. Roll back, and read back and try again with
+  lost: the session is gone or useless, or leads to a server that does not write. Reconnect, read back, try again.
+  again: anything that says nothing about the data, and every unknown code. Roll back, and read back and try again with
     pauses that grow: in the same session, unless it cannot be rolled back.
-value: the values of a unit. The batch is tried one by one, and the run that fails by itself is held.
-full: no room on the server's disk. Work pauses until there is.
-forbidden: the role lacks a right. Work pauses until it is granted; no run is held.
-unusable: the tables are not those of this release. Work pauses; no run is held.
-damaged: the server found its own files damaged. This process stops writing; no run is held.
+  value: the values of a unit. The batch is tried one by one, and the run that fails by itself is held.
+  full: no room on the server's disk. Work pauses until there is.
+  forbidden: the role lacks a right. Work pauses until it is granted; no run is held.
+  unusable: the tables are not those of this release. Work pauses; no run is held.
+  damaged: the server found its own files damaged. This process stops writing; no run is held.
 """
 
 CLASSES: Final[dict[str, Ground]] = {
@@ -36,10 +36,10 @@ CLASSES: Final[dict[str, Ground]] = {
     "20": "again",  # case not found
     "21": "again",  # cardinality violation
     "22": "value",  # data exception
-    "23": "value",  # integrity constraint violation; of a table that is not ours: again
+    "23": "value",  # integrity constraint violation; in a table that is not ours: again
     "24": "again",  # invalid cursor state
     "25": "again",  # invalid transaction state
-    "26": "lost",  # invalid statement name: a pooler gave the session to somebody else
+    "26": "lost",  # invalid statement name: a pooler gave the session to another client
     "27": "again",  # triggered data change violation
     "28": "forbidden",  # invalid authorization
     "2B": "forbidden",  # dependent privileges exist
@@ -62,10 +62,10 @@ CLASSES: Final[dict[str, Ground]] = {
     "72": "again",  # snapshot too old
     "F0": "again",  # configuration file error
     "HV": "again",  # foreign data wrapper
-    "P0": "again",  # PL/pgSQL: a trigger of somebody else's
+    "P0": "again",  # PL/pgSQL: a trigger that is not ours
     "XX": "again",  # internal error
 }
-"""What the first two characters say."""
+"""The meaning of the first two characters of a code."""
 
 STATES: Final[dict[str, Ground]] = {
     "25006": "lost",  # read-only: the server is a standby, or has become one
@@ -82,20 +82,20 @@ STATES: Final[dict[str, Ground]] = {
     "XX001": "damaged",
     "XX002": "damaged",
 }
-"""What some of them say otherwise than the rest of their class."""
+"""Codes that differ from the rest of their class."""
 
 GIVE_WAY: Final = frozenset({"40001", "40P01", "55P03"})
-"""The transaction gave way to another one and is certainly undone: it is done again at once, in the same session."""
+"""The transaction gave way to another one and is certainly undone: it is repeated at once, in the same session."""
 
 PASSING: Final = ("40", "53", "55006", "55P03", "57014")
-"""What certainly says nothing about the data of a transaction in which a user's tables and triggers take part, too."""
+"""Codes that say nothing about the data, even of a transaction in which a user's tables and triggers take part."""
 
 
 def passes(sqlstate: str) -> bool:
-    """Tell whether such a transaction may be done again: others were in the way, or it was cancelled."""
+    """Return True if such a transaction may be repeated: it was in conflict with others, or it was cancelled."""
     return sqlstate.startswith(PASSING)
 
 
 def ground_of(sqlstate: str) -> Ground:
-    """Return what a SQLSTATE says. One that is in no table says nothing."""
+    """Return the cause that a SQLSTATE names. An unknown one is `again`."""
     return STATES.get(sqlstate) or CLASSES.get(sqlstate[:2], "again")

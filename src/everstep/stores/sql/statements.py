@@ -9,7 +9,7 @@ from everstep.stores.sql.rows import Row
 
 
 class Statements(Protocol):
-    """What operations are made of. The statements of a name do the same in every database."""
+    """The statements that operations consist of. A statement's name means the same in every database."""
 
     def all(self, name: str, *parameters: Any) -> list[Row]:
         """Do a statement and return its rows."""
@@ -24,15 +24,15 @@ class Statements(Protocol):
         ...
 
     def insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
-        """Insert rows of so many columns with one statement, or a few, and return how many were new."""
+        """Insert rows of `width` columns with one statement, or a few, and return how many were new."""
         ...
 
     def replace_run(self, row: RunRow) -> None:
-        """Put another row in the place of a run's, but for its epoch, with its tags."""
+        """Replace a run's row, except for its epoch, and its tags."""
         ...
 
     def lock_keys(self, keys: Sequence[str]) -> None:
-        """Let nobody else change these keys before the transaction ends."""
+        """Lock these keys until the transaction ends."""
         ...
 
     # -- how parameters are passed ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What every store on a SQL database tells, by named statements that its reader asks."""
+"""The reading methods of every store on a SQL database, by named statements of its reader."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Reading(Protocol):
-    """The connections of a store that only read, and what each database reads in a way of its own."""
+    """The connections of a store that only read, and the reads that each database does in its own way."""
 
     where: str
     """The store, for messages."""
@@ -61,7 +61,7 @@ class Reading(Protocol):
         ...
 
     def events(self, run: str, generation: int, first: int, last: int) -> list[EventRow]:
-        """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
+        """Return a history or a part of it, as it is stored. The caller verifies it."""
         ...
 
     def dump(self, run: str) -> RunDump | None:
@@ -87,23 +87,23 @@ class Reading(Protocol):
 
     @property
     def of_queues(self) -> QueueReads:
-        """What is read about queues and limits."""
+        """Reads about queues and limits."""
         ...
 
 
 class SqlStore(ABC):
-    """The reading methods of `Store`, which says what each of them promises."""
+    """The reading methods of `Store`, which documents them."""
 
     _reader: Reading
 
     def _read_with(self, reader: Reading) -> None:
-        """Ask this reader from now on."""
+        """Use this reader from now on."""
         self._all, self._texts = reader.all, reader.texts
         self._saved = SavedReading(reader.all, reader.texts)
 
     @abstractmethod
     def now(self) -> int:
-        """Return the store's clock."""
+        """Return the time by the store's clock."""
 
     # -- rows -------------------------------------------------------------------------------------------------------
     def run(self, id: str) -> RunRow | None:
@@ -112,7 +112,7 @@ class SqlStore(ABC):
         return run_row(rows[0]) if rows else None
 
     def rows(self, ids: Sequence[str]) -> list[RunRow]:
-        """Return the rows of the runs with these ids that there are, in any order."""
+        """Return the rows of the runs with these ids that exist, in any order."""
         return [row for row in map(self.run, ids) if row is not None]
 
     def runs(self, filter: RunFilter) -> list[RunRow]:
@@ -142,24 +142,24 @@ class SqlStore(ABC):
         return {text(status): count for status, count in self._all("counts")}
 
     def runs_without_status(self, limit: int) -> list[str]:
-        """Return ids of runs whose status is none that a run can have: their rows are damaged."""
+        """Return ids of runs whose status is not a valid one: their rows are damaged."""
         return [text(id) for (id,) in self._all("runs_without_status", limit)]
 
     def events(
         self, run: str, generation: int, first: int = 1, last: int = LAST, *, only: Sequence[int] = ()
     ) -> list[EventRow]:
-        """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
+        """Return a history or a part of it, as it is stored. The caller verifies it."""
         if only:
             wanted = [*[number for number in only if first <= number <= last], *[None] * 3][:3]
             return [event_row(row) for row in self._all("events_only", run, generation, *wanted)]
         return self._reader.events(run, generation, first, last)
 
     def generations(self, run: str) -> list[int]:
-        """Return the generations of which there are events."""
+        """Return the generations that have events."""
         return [generation for (generation,) in self._all("generations", run)]
 
     def strays(self) -> list[tuple[str, int]]:
-        """Return histories that no run's row knows, as run and generation."""
+        """Return histories without a row of their run, as run and generation."""
         return [(text(run), generation) for run, generation in self._all("strays")]
 
     def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
@@ -173,7 +173,7 @@ class SqlStore(ABC):
         return rows[0][0] if rows else None
 
     def answer(self, run: str, number: int) -> AnswerRow | None:
-        """Return where the answer to a request stands."""
+        """Return which event holds the answer to a request."""
         rows = self._all("answer", run, number)
         return AnswerRow(*rows[0]) if rows else None
 
@@ -207,11 +207,11 @@ class SqlStore(ABC):
         return [(run, generation) for run, generation in self._all("deletions")]
 
     def is_being_deleted(self, run: str) -> bool:
-        """Tell whether the deletion of a run has begun."""
+        """Return True if the deletion of a run has begun."""
         return bool(self._all("is_being_deleted", run))
 
     def is_needed(self, runs: Sequence[str]) -> bool:
-        """Tell whether a run that is not among these may still need one of them."""
+        """Return True if a run that is not among these may still need one of them."""
         return bool(self._all("is_needed", self._texts(runs), TAG)[0][0])
 
     def restores(self) -> int:
@@ -223,7 +223,7 @@ class SqlStore(ABC):
         return self._said("life", str)
 
     def dump(self, run: str) -> RunDump | None:
-        """Return everything that there is of a run, as of one moment."""
+        """Return everything of a run, as of one moment."""
         return self._reader.dump(run)
 
     def lost_tails(self) -> list[LostTail]:
@@ -236,7 +236,7 @@ class SqlStore(ABC):
         return Arrival(*rows[0]) if rows else None
 
     def _read_latest(self) -> int:
-        """Return the latest time that a worker of this store has said that it was."""
+        """Return the latest time that a worker of this store has recorded."""
         return self._said("latest_time", int)
 
     def inbox(self, run: str) -> list[Delivery]:
@@ -262,7 +262,7 @@ class SqlStore(ABC):
         return self._said("store_entropy", str)
 
     def _said(self, name: str, wanted: type[T]) -> T:
-        """Return what the store says of itself, in the table `meta`. Nothing is built on it if it is something else."""
+        """Return a value of the table `meta`. Raises `Damaged` if it has another type."""
         rows = self._all(name)
         found = rows[0][0] if rows else None
         if not isinstance(found, wanted):
@@ -273,12 +273,12 @@ class SqlStore(ABC):
         return found
 
     def effect(self, key: str) -> EffectRow | None:
-        """Return who has a key, and its outcome."""
+        """Return a key's owner and outcome."""
         rows = self._all("effect", key)
         return effect_row(rows[0]) if rows else None
 
     def effects(self, filter: EffectFilter) -> list[EffectRow]:
-        """Return keys, those that changed last first."""
+        """Return keys, the most recently changed first."""
         wanted = (filter.prefix, filter.run, filter.step, filter.state, filter.limit, filter.offset)
         return [effect_row(row) for row in self._all("effects", *wanted)]
 
@@ -287,7 +287,7 @@ class SqlStore(ABC):
         return len(self._all("old_effects", before, LAST))
 
     def waiters(self, key: str) -> list[tuple[str, int]]:
-        """Return who waits for a key: runs and their calls."""
+        """Return the runs and calls that wait for a key."""
         return [(run, call) for run, call in self._all("waiters", key)]
 
     def workers(self) -> list[WorkerRow]:
@@ -295,7 +295,7 @@ class SqlStore(ABC):
         return [worker_row(row) for row in self._all("workers")]
 
     def _is_ended_worker(self, worker: str) -> bool:
-        """Tell whether it was noted that a worker has provably ended."""
+        """Return True if it is recorded that a worker has provably ended."""
         return bool(self._all("is_ended_worker", worker))
 
     def gone(self, kind: GoneKind | None = None, name: str | None = None) -> list[GoneRow]:
@@ -303,7 +303,7 @@ class SqlStore(ABC):
         return [GoneRow(*row) for row in self._all("gone", kind, name)]
 
     def owners(self) -> list[str]:
-        """Return the workers that have runs."""
+        """Return the workers that own runs."""
         return [text(owner) for (owner,) in self._all("owners")]
 
     def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
@@ -376,7 +376,7 @@ class SqlStore(ABC):
 
     # -- queues ---------------------------------------------------------------------------------------------------
     def queues(self) -> list[QueueRow]:
-        """Return what was said about queues and limits."""
+        """Return the settings of queues and limits."""
         return self._reader.of_queues.rows()
 
     def queue_room(self, *, at: int, worker: str, queues: Sequence[str] | None = None) -> list[QueueRoom]:
@@ -392,7 +392,7 @@ class SqlStore(ABC):
         return self._reader.of_queues.counts()
 
     def slots(self) -> list[SlotRow]:
-        """Return who has slots of named limits."""
+        """Return the slots of named limits."""
         return self._reader.of_queues.slots()
 
     # -- threads and items ----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""The store on SQLite, by APSW."""
+"""The stores on SQLite, by APSW: in a file, and in memory."""
 
+from everstep.stores.sqlite.memory import MemoryStore
 from everstep.stores.sqlite.store import SqliteStore
 
-__all__ = ["SqliteStore"]
+__all__ = ["MemoryStore", "SqliteStore"]

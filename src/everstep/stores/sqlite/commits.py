@@ -1,13 +1,13 @@
 """Committing: one durable transaction for a batch, and what to do when it fails.
 
 A failed commit is an unknown commit. The transaction is atomic, so reading back one thing that it wrote tells whether
-all of it was done: then the verdicts stand that were reached within it. If it was not done, each operation is tried in
-a transaction of its own, and one that fails again has the verdict `Failed`.
+all of it was done: then the verdicts that were reached in it are returned. If it was not done, each operation is tried
+in a transaction of its own, and one that fails again has the verdict `Failed`.
 
 What is read back: for an `Append`, `StartRun` or `RestartRun` the digest of its last event; for a `Post` the row with
-its number; for a `Claim` the epoch and owner; for a `SettleKey` its row; for a notification that was taken, who took it
-for which attempt. A `Release`, a `ForgetKeys`, an append without events and a settled notification write nothing that
-only they could have written, so they tell nothing; doing them again changes nothing either: the epoch, the expected
+its number; for a `Claim` the epoch and owner; for a `SettleKey` its row; for a notification that was taken, its worker
+and attempt. A `Release`, a `ForgetKeys`, an append without events and a settled notification write nothing that no
+other operation could have written, so they tell nothing; repeating them changes nothing either: the epoch, the expected
 head or the attempt guards the second try.
 """
 
@@ -32,14 +32,16 @@ from everstep.stores.sqlite.transaction import Transaction
 class Writer:
     """The one connection of a store that writes. Any thread may use it, one at a time."""
 
-    def __init__(self, connection: apsw.Connection, patience: Patience, path: str, identity: Identity) -> None:
+    def __init__(
+        self, connection: apsw.Connection, patience: Patience, path: str, identity: Identity, lock: threading.Lock
+    ) -> None:
         self.connection = connection
         self._patience = patience
         self._path = path
         self._identity = identity
         self._cursor = connection.cursor()
         self._transaction = Transaction(connection)
-        self._lock = threading.Lock()
+        self._lock = lock
         self._failure: StoreFailed | None = None
         self._data_version = self._read_data_version()
 
@@ -48,13 +50,15 @@ class Writer:
         """Do a batch. See `Store.commit`."""
         if not operations:
             return []
+        if not patient and self._identity.is_left_to_a_thread():
+            raise Busy
         if not self._lock.acquire(blocking=patient):
             raise Busy
         try:
             done, verdicts = self._attempt(operations, patient)
             if not done:
                 verdicts = self._commit_singly(operations)
-            if (trouble := self._identity.look()) is not None:
+            if (patient or self._identity.is_left) and (trouble := self._identity.look()) is not None:
                 self._failure = trouble
                 raise trouble
             return verdicts
@@ -62,7 +66,7 @@ class Writer:
             self._lock.release()
 
     def refuse_if_moved(self, *, now: bool = False) -> None:
-        """Raise `StoreMoved` if the path does not lead to the file that is open: nothing is acknowledged then."""
+        """Raise `StoreMoved` if the path no longer leads to the open file: then nothing is acknowledged."""
         if (trouble := self._identity.look(now=now)) is not None:
             self._failure = trouble
             raise trouble
@@ -78,7 +82,7 @@ class Writer:
             except StoreFailed:
                 raise
             except StoreError as error:
-                # "Nothing was done" would be untrue for the batch, so it is said of this operation only.
+                # "Nothing was done" would be wrong for the batch, so the message is about this operation only.
                 if not anything_done and operation is operations[-1]:
                     raise
                 verdicts.append(Failed(error))
@@ -95,7 +99,7 @@ class Writer:
         try:
             self._begin(patient)
             verdicts = self._transaction.together(operations)
-            if verdicts is None:  # one of them is refused: which, and why, is found out one by one
+            if verdicts is None:  # one of them is refused: doing them one by one finds out which, and why
                 self._cursor.execute("ROLLBACK")
                 self._begin(patient)
                 verdicts = [self._transaction.one(operation) for operation in operations]
@@ -114,7 +118,7 @@ class Writer:
     def _after_failure(
         self, operations: Sequence[Operation], verdicts: list[Verdict] | None, error: Exception
     ) -> tuple[bool, list[Verdict]]:
-        """Find out what was done. The verdicts are those that were reached before it failed, if it came to that."""
+        """Find out what was done. The verdicts are those that were reached before the failure, if there are any."""
         trouble = self._trouble(error)
         self._roll_back()
         if isinstance(trouble, StoreFailed | Busy):
@@ -129,7 +133,7 @@ class Writer:
     # -- other transactions -------------------------------------------------------------------------------------------
     @contextmanager
     def transaction(self, name: str) -> Iterator[apsw.Cursor]:
-        """Begin a transaction of its own and commit it at the end of the block. `name` is that of its crash points."""
+        """Begin a separate transaction and commit it at the end of the block. `name` is that of its crash points."""
         refuse_when_brief()  # a commit waits for the disk, and for other processes
         with self._lock:
             crash_point(f"store.{name}.before")
@@ -149,10 +153,10 @@ class Writer:
             self.refuse_if_moved()
 
     def changed(self) -> bool:
-        """Tell whether another connection has written since the last call.
+        """Return True if another connection has written since the last call.
 
-        SQLite counts the writes of all connections but the one that asks, so the writing connection must ask. While it
-        is at work the answer is left to the next call.
+        SQLite counts the writes of all connections except the one that asks, so the writing connection must ask. While
+        it is busy the answer is left to the next call.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -210,7 +214,7 @@ class Writer:
             raise self._failure from error
 
     def _trouble(self, error: Exception) -> Exception:
-        """Return what a failure means, and remember it if nothing may be written after it."""
+        """Return what a failure means, and remember it if no write may follow it."""
         if is_no_room(error, self.connection):
             error = apsw.FullError()
         trouble = translated(error, self._path, writing=True)
@@ -219,7 +223,9 @@ class Writer:
         return trouble
 
     def _as_damage(self, error: Exception) -> Exception:
-        """Nothing that this package writes breaks a rule of the tables, unless what is there is damaged."""
+        """Return a broken rule of the tables as damage: nothing that this package writes breaks one, unless a row is
+        damaged.
+        """
         if not isinstance(error, apsw.ConstraintError):
             return error
         return Damaged(
@@ -228,7 +234,7 @@ class Writer:
         )
 
     def _was_done(self, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> bool:
-        """Read back whether the transaction with these verdicts was done."""
+        """Read back whether the transaction with these verdicts was committed."""
         try:
             return any(is_there(self._row, *both) for both in zip(operations, verdicts, strict=True))
         except apsw.Error as error:

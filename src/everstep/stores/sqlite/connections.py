@@ -20,21 +20,21 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnusable,
 )
-from everstep.stores.brief import at_once, waits_until
+from everstep.stores.brief import waits_until
 
 Durability = Literal["power", "process"]
 
 PATIENCE_SECONDS: Final = 300.0
 LOOK_SECONDS: Final = 0.5
-"""How often it is looked whether a store's path still leads to its file, while anything is written or asked."""
+"""How often a store checks, while it is used, whether its path still leads to its file, in seconds."""
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Patience:
-    """A busy handler: waits for another process's transaction, up to minutes, unless told not to.
+    """A busy handler: waits for another process's transaction, up to minutes, unless configured not to.
 
-    A commit takes a fraction of a millisecond, so the first waits are as short; they are random, for otherwise two
-    processes could meet again and again; they grow, so that waiting for a stopped process costs nothing.
+    A commit takes a fraction of a millisecond, so the first waits are as short. They are random, because otherwise two
+    processes could meet again and again. They grow, so that waiting for a stopped process costs nothing.
     """
 
     def __init__(self) -> None:
@@ -57,10 +57,10 @@ class Patience:
 
 
 def connect(path: str, *, durability: Durability, patience: Patience, flags: int, vfs: str | None) -> apsw.Connection:
-    """Open a connection with the settings of every connection. It never creates the file."""
+    """Open a connection with the common settings. It never creates the file."""
     connection = apsw.Connection(path, flags=flags, vfs=vfs, statementcachesize=256)
     connection.set_busy_handler(patience)
-    # A store comes from a disk that others may write, so its schema is not trusted with anything.
+    # A store may come from a disk that others can write, so nothing in its schema is trusted.
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
     connection.pragma("cell_size_check", 1)
@@ -74,9 +74,10 @@ def connect(path: str, *, durability: Durability, patience: Patience, flags: int
 
 
 Ground = Literal["value", "full", "failed", "read-only", "unusable", "moved", "again"]
-"""Whose fault an error is. value: of the unit that was written, which is then tried by itself. failed: after it nothing
-may be assumed, so this process stops writing. All others are the store's, and no run is held for them: work pauses, and
-what was to be written is tried again."""
+"""The cause of an error. value: the unit that was written, which is then tried by itself. failed: after it nothing may
+be assumed, so this process stops writing. All others concern the store, and hold no run: work pauses, and the writes
+are tried again.
+"""
 
 GROUNDS: Final[dict[int, Ground]] = {
     apsw.SQLITE_PERM: "read-only",
@@ -92,15 +93,17 @@ GROUNDS: Final[dict[int, Ground]] = {
     apsw.SQLITE_CONSTRAINT: "value",
     apsw.SQLITE_MISMATCH: "value",
     apsw.SQLITE_RANGE: "value",
-    # With details:
+    # Extended codes:
     apsw.SQLITE_READONLY_DBMOVED: "moved",
     apsw.SQLITE_IOERR_NOMEM: "again",
 }
-"""What SQLite's result codes say. One that is not here says nothing: busy, locked, interrupted, out of memory, …"""
+"""The meaning of SQLite's result codes. A code that is not listed says nothing: busy, locked, interrupted, out of
+memory, …
+"""
 
 
 def ground(error: Exception) -> Ground:
-    """Return whose fault an error is."""
+    """Return the cause of an error."""
     if isinstance(error, MemoryError):
         return "again"
     if not isinstance(error, apsw.Error) or isinstance(error, apsw.BindingsError):
@@ -115,28 +118,28 @@ def ground(error: Exception) -> Ground:
 _CODES: Final[dict[type[Exception], int]] = {
     type(apsw.exception_for(code)): code for code in (*GROUNDS, apsw.SQLITE_ERROR) if code < 0x100
 }
-"""The codes of exceptions that were not made by SQLite itself, and so have none."""
+"""The codes of exceptions that SQLite itself did not raise, and that therefore have none."""
 
 
 def translated(error: Exception, path: str, *, writing: bool) -> Exception:
-    """Return the error that a user should see instead of one of SQLite, or the error itself if it is about a value."""
+    """Return the error that users see instead of SQLite's, or the error itself if it is about a value."""
     match error:
         case StoreError() | Misuse():
             return error
         case apsw.BusyError() | apsw.LockedError():
             return StoreBusy(
                 f"{path} has been locked by another process for {PATIENCE_SECONDS:.0f} seconds. Nothing was written. "
-                "It is probably stopped in the middle of a write: let it go on, or end it."
+                "It is probably stopped in the middle of a write: let it continue, or end it."
             )
         case apsw.ConnectionClosedError() | apsw.CursorClosedError():
             return Misuse(f"The store {path} has been closed.")
     match ground(error):
         case "full":
-            return StoreFull(f"There is no room for {path}. Nothing was written. Free some space; work then goes on.")
+            return StoreFull(f"There is no room for {path}. Nothing was written. Free some space; work then continues.")
         case "failed" if isinstance(error, apsw.IOError):
             return StoreFailed(
                 f"Reading or writing {path} failed ({error}). What was written just now is unknown, so this process "
-                "stops writing. Check the disk, then start again: every run is verified before it goes on."
+                "stops writing. Check the disk, then start again: every run is verified before it continues."
             )
         case "failed":
             kind = StoreFailed if writing else StoreUnusable
@@ -153,7 +156,7 @@ def translated(error: Exception, path: str, *, writing: bool) -> Exception:
 
 
 def moved(path: str) -> StoreMoved:
-    """Return the error of a file that is not where it was opened."""
+    """Return the error for a file that is no longer where it was opened."""
     return StoreMoved(
         f"{path} was moved, removed or replaced while it was open, so what this process writes would not be found "
         "there. Nothing is acknowledged any more. Stop all processes of this store, put the file back, with its -wal "
@@ -164,7 +167,8 @@ def moved(path: str) -> StoreMoved:
 class Identity:
     """Which files a store has open, by device and inode: as long as they are open, their paths must lead to them.
 
-    SQLite keeps its files open. If they are moved, removed or replaced, it goes on writing what nobody will find.
+    SQLite keeps its files open. If they are moved, removed or replaced, it continues to write what no process will
+    find.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -172,7 +176,14 @@ class Identity:
         self._clock = clock
         found = {name: _identity(name) for name in (path, f"{path}-wal", f"{path}-shm")}
         self._files = {name: there for name, there in found.items() if there}  # a VFS may have others
-        self._next_look = 0.0
+        self._next_look = clock() + LOOK_SECONDS
+        self.is_left = False
+        """Whether a thread was asked to look, and has not: perhaps there is none."""
+
+    def is_left_to_a_thread(self) -> bool:
+        """Tell whether it is time to look, and a thread that may wait should: said once, for there may be no thread."""
+        was_left, self.is_left = self.is_left, self._clock() >= self._next_look
+        return self.is_left and not was_left
 
     def look(self, *, now: bool = False) -> StoreMoved | None:
         """Return what is wrong, if it is: looked at once a second at most, unless it must be known `now`."""
@@ -180,6 +191,7 @@ class Identity:
         if at < self._next_look and not now:
             return None
         self._next_look = at + LOOK_SECONDS
+        self.is_left = False
         for name, there in self._files.items():
             found = _identity(name)
             if found is not None and found != there:
@@ -187,9 +199,8 @@ class Identity:
         return None
 
 
-@at_once
 def _identity(path: str) -> tuple[int, ...] | None:
-    """Return which file a path leads to; empty if to none, None if that cannot be known."""
+    """Return which file a path leads to; empty if to none, None if that is unknown."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -200,7 +211,9 @@ def _identity(path: str) -> tuple[int, ...] | None:
 
 
 def is_no_room(error: Exception, connection: apsw.Connection) -> bool:
-    """Tell whether a write failed only for lack of room: also quotas and limits, which SQLite calls I/O errors."""
+    """Return True if a write failed only for lack of room, including quotas and limits, which SQLite calls
+    I/O errors.
+    """
     if isinstance(error, apsw.IOError):
         is_sync = getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC)
         return not is_sync and connection.system_errno in NO_ROOM

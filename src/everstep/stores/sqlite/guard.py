@@ -1,8 +1,8 @@
-"""What the body of an atomic step may do with its connection: anything but to end the transaction, or to touch what is
-not its own.
+"""What the body of an atomic step may do with its connection: everything except ending the transaction and touching
+Everstep's tables.
 
-SQLite asks an authorizer about each part of a statement before it is prepared. What is refused here raises in the body,
-and is remembered: also a body that swallows the error is refused, and everything it wrote is rolled back.
+SQLite asks an authorizer about each part of a statement before it is prepared. A refused part raises in the body and is
+remembered: a body that swallows the error is refused as well, and everything that it wrote is rolled back.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ STORE_TABLES: Final = frozenset(
         *("saved_threads", "saved_states", "saved_parts", "saved_writes", "saved_items"),
     }
 )
-"""The tables of a store, and the names that later releases may need for theirs."""
+"""The tables of a store, and names that later releases may need for theirs."""
 
 READING_PRAGMAS: Final = frozenset(
     {
@@ -27,11 +27,11 @@ READING_PRAGMAS: Final = frozenset(
         *("integrity_check", "quick_check", "table_info", "table_list", "table_xinfo"),
     }
 )
-"""What may be asked of a store with an argument."""
+"""Pragmas that a body may read with an argument."""
 
 WENT_ON: Final = "an error rolled its transaction back, and its body went on: let that error pass"
 
-# SQLite's codes of actions, as in its manual. The standard library names them too, and APSW; they are the same numbers.
+# SQLite's action codes, as in its manual. The standard library and APSW name them too, with the same numbers.
 DENY: Final = 1
 ALLOW: Final = 0
 PRAGMA: Final = 19
@@ -45,17 +45,17 @@ ON_SECOND: Final = frozenset({1, 3, 5, 7, 10, 12, 14, 16, 26})
 
 
 class Guard:
-    """The authorizer of one connection while a body has it."""
+    """The authorizer of a connection while a body has it."""
 
     def __init__(self, is_open: Callable[[], bool], *, is_store: bool) -> None:
         self.broke = ""
-        """What the body did that it must not, first of all."""
+        """The first forbidden thing that the body did; empty if none."""
         self._is_open = is_open
         self._is_store = is_store
         self._protected = STORE_TABLES | {MARKERS} if is_store else frozenset({MARKERS})
 
     def __call__(self, action: int, first: str | None, second: str | None, database: Any, trigger: Any) -> int:
-        """Answer SQLite."""
+        """Answer SQLite's question about one action."""
         why = self._objection(action, first or "", second or "")
         if not why:
             return ALLOW

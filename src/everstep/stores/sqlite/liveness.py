@@ -1,22 +1,22 @@
 """Liveness locks: how one process knows at once that another one has died.
 
-Beside the store lies the file `<store>-live`. Each worker holds a lock on the byte at its place in it, which the
-kernel frees when the process is gone, however it went. A stopped process keeps its lock.
+Beside the store is the file `<store>-live`. Each worker holds a lock on the byte at its place in it, which the kernel
+frees when the process is gone, however it ended. A stopped process keeps its lock.
 
 On Linux these are open-file-description locks: they belong to the open file and not to the process, so that two stores
 in one process see each other as alive, and closing one file frees only its own lock. A forked child would share the
 open file and so keep the lock alive; it closes the file first thing.
 
 A free lock proves that its owner is gone only if it is the owner's lock: if the file was deleted, the next process made
-another one with all its places free. So a file has a random name in its first bytes. A worker's row says on which file
-its lock is (`identity`: that name, and the inode, which differs in a copy), and a lock on any other file says nothing
+another one with all its places free. So a file has a random name in its first bytes. A worker's row names the file of
+its lock (`identity`: that name, and the inode, which differs in a copy), and a lock on any other file says nothing
 about it.
 
 Elsewhere there are only the locks of POSIX, which belong to the process: a process cannot see its own, and closing
-*any* descriptor of the file frees all of them. So there one descriptor for each file is opened, never closed, and the
-places that this process holds are remembered beside it. Code outside Everstep that opens and closes the file would
-still free the locks; live workers are then buried by mistake, and only the epochs keep the runs safe. Where there is
-no `fcntl` at all, nobody is ever found dead, and only leases lapse.
+*any* descriptor of the file frees all of them. So there one descriptor for each file is opened and never closed, and a
+list keeps the places that this process holds. Code outside Everstep that opens and closes the file would still free the
+locks; live workers are then removed by mistake, and only the epochs keep the runs safe. Where there is no `fcntl` at
+all, no worker is ever found dead, and only leases lapse.
 """
 
 import errno
@@ -31,7 +31,7 @@ from typing import Final
 
 from everstep.errors import StoreUnusable
 from everstep.model.own_files import NO_LINK, planted
-from everstep.stores.brief import at_once
+from everstep.stores.brief import refuse_when_brief
 
 _HAS_FCNTL: Final[bool] = os.name == "posix"
 if _HAS_FCNTL:
@@ -43,7 +43,7 @@ _FLOCK: Final = "hhqqi4x"
 NAME_BYTES: Final = 16
 """Length of the random name at the beginning of the file."""
 NAMING: Final = 0
-"""The byte that is locked while a new file gets its name. Workers' places begin with 1."""
+"""The byte that is locked while a new file gets its name. Workers' places begin at 1."""
 
 _open_files: "weakref.WeakSet[LiveLock]" = weakref.WeakSet()
 
@@ -54,7 +54,7 @@ class LiveLock:
     def __init__(self, locks: "LiveLocks", place: int, descriptor: int, identity: str) -> None:
         self.place = place
         self.identity = identity
-        """The file on which it is held."""
+        """The file that has the lock."""
         self._locks = locks
         self._descriptor = descriptor
         if descriptor >= 0:
@@ -76,15 +76,15 @@ class LiveLock:
 
 
 class LiveLocks:
-    """The file of liveness locks beside one store."""
+    """The file of liveness locks of one store."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._probe = -1
 
-    @at_once
     def take(self, place: int) -> LiveLock | None:
         """Take the lock on a place, or return None if it is held."""
+        refuse_when_brief()
         if not _HAS_OFD:
             descriptor, _ = self._shared()
             return LiveLock(self, place, -1, _identity(descriptor)) if self._take_in_process(place) else None
@@ -101,14 +101,14 @@ class LiveLocks:
                 raise
             os.close(descriptor)  # the file was deleted or replaced meanwhile
 
-    @at_once
     def identity(self) -> str:
         """Return the identity of the file that is at the path now."""
+        refuse_when_brief()
         return _identity(self._looking()) if _HAS_OFD else _identity(self._shared()[0])
 
-    @at_once
     def is_held(self, place: int) -> bool:
         """Tell whether any process, this one included, holds the lock on a place."""
+        refuse_when_brief()
         if not _HAS_OFD:
             return self._is_held_by_process(place)
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
@@ -117,7 +117,7 @@ class LiveLocks:
         return kind != fcntl.F_UNLCK
 
     def close(self) -> None:
-        """Stop looking. Held locks stay until they are released."""
+        """Close the descriptor for looking. Held locks stay until they are released."""
         if self._probe >= 0:
             os.close(self._probe)
             self._probe = -1
@@ -211,19 +211,19 @@ def _lock(descriptor: int, place: int) -> bool:
 
 
 def _give_name(descriptor: int) -> None:
-    """Write a random name into a new file. Another process may be doing the same: one of them does it."""
+    """Write a random name into a new file. If another process does the same, one of the two succeeds."""
     while _HAS_OFD and not _lock(descriptor, NAMING):
         time.sleep(0.001)
     if os.fstat(descriptor).st_size < NAME_BYTES:
         os.pwrite(descriptor, os.urandom(NAME_BYTES), 0)
-        os.fsync(descriptor)  # after a loss of power, the same file must be known as the same
+        os.fsync(descriptor)  # after a loss of power, the file must keep its name
     if _HAS_OFD:
         unlocked = struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, NAMING, 1, 0)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, unlocked)
 
 
 def _identity(descriptor: int) -> str:
-    """Return what tells this file from any other: its name, and its inode."""
+    """Return the identity of this file: its name and its inode."""
     return f"{os.pread(descriptor, NAME_BYTES, 0).hex()}:{os.fstat(descriptor).st_ino}"
 
 

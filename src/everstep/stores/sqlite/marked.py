@@ -1,6 +1,6 @@
 """A transaction in a SQLite file that a step's body and its marker share.
 
-The same for a connection of the standard library and one of APSW: what differs is how they are opened.
+It works with a connection of the standard library and one of APSW, which are only opened differently.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ class MarkedTransaction:
         self._guard = Guard(self._is_open, is_store=is_store)
 
     def begin(self) -> None:
-        """Begin it as a writer, so that nobody else writes before it ends."""
+        """Begin the transaction as a writer, so that no other connection writes before it ends."""
         self.connection.execute("BEGIN IMMEDIATE")
         self._execute("create_markers")
 
@@ -27,12 +27,14 @@ class MarkedTransaction:
     def lend(self) -> Any:
         """Return the connection for the body. From now on it can neither commit nor roll back."""
         if hasattr(self.connection, "set_commit_hook"):
-            self.connection.set_commit_hook(lambda: True)  # whatever would be committed is rolled back instead
+            self.connection.set_commit_hook(lambda: True)  # a commit by the body becomes a rollback
         self.connection.set_authorizer(self._guard)
         return self.connection
 
     def take_back(self, *, returned: bool) -> str:
-        """Take the connection back. Returns what the body did to the transaction that it must not, or an empty text."""
+        """Take the connection back. Returns the forbidden thing that the body did to the transaction, or an
+        empty text.
+        """
         try:
             is_lost = returned and not self.connection.in_transaction
             self.connection.set_authorizer(None)
@@ -53,13 +55,13 @@ class MarkedTransaction:
         return None
 
     def write_marker(self, marker: Marker) -> None:
-        """Write a marker. There is none with an outcome under its key: that was asked in this transaction."""
+        """Write a marker. The same transaction has found no marker with an outcome under its key."""
         cursor = self._execute("write_marker", *marker)
         changed = self.connection.changes() if hasattr(self.connection, "changes") else cursor.rowcount
         assert changed == 1, "a marker with an outcome is never replaced"
 
     def marked_runs(self, before: int) -> list[str]:
-        """Return the runs all of whose markers are from before a time."""
+        """Return the runs whose markers are all from before a time."""
         return [run for (run,) in self._execute("marked_runs", before).fetchall()]
 
     def forget_markers(self, run: str, before: int) -> int:
@@ -72,15 +74,15 @@ class MarkedTransaction:
 
     # -- the end --------------------------------------------------------------------------------------------------
     def commit(self) -> None:
-        """Make everything durable. An error does not say whether that has happened."""
+        """Commit. An error does not say whether the transaction is durable."""
         self.connection.execute("COMMIT")
 
     def close(self) -> None:
-        """Close the connection. What is not committed is rolled back: here, or by whoever opens the file next."""
-        with contextlib.suppress(Exception):  # what cannot be rolled back now is found and undone later
+        """Close the connection. What is not committed is rolled back: here, or when the file is opened next."""
+        with contextlib.suppress(Exception):  # what cannot be rolled back now is undone when the file is opened next
             self.connection.close()
 
     def interrupt(self) -> None:
-        """Stop the statement that runs, if one does. May be called from any thread."""
+        """Interrupt the statement that is running, if any. May be called from any thread."""
         with contextlib.suppress(Exception):  # it is closed already
             self.connection.interrupt()

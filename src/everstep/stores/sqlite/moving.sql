@@ -1,13 +1,13 @@
 -- The statements with which whole runs are deleted, and moved between stores.
 
 -- name: state_of_run
--- What decides whether a part of it may be deleted.
+-- The columns that decide whether a part of the run may be deleted.
 SELECT status, epoch, generation, EXISTS (SELECT 1 FROM holds WHERE run = ?1 AND resolved_at IS NULL)
 FROM runs WHERE id = ?1;
 
 -- name: as_judged
--- How many of these runs (?1) have the epochs (?2) with which they were judged, ended before ?3, and have nothing that
--- speaks against their deletion. ?4 begins the names of workflows that are single steps.
+-- How many of these runs (?1) still have the epochs (?2) with which they were judged, ended before ?3, and have nothing
+-- that forbids their deletion. ?4 is the prefix of workflow names that are single steps.
 WITH judged AS MATERIALIZED (SELECT key, value AS run FROM json_each(?1)),
 epochs AS MATERIALIZED (SELECT key, value AS epoch FROM json_each(?2))
 SELECT count(*) FROM judged CROSS JOIN epochs ON epochs.key = judged.key CROSS JOIN runs ON runs.id = judged.run
@@ -19,45 +19,45 @@ WHERE runs.epoch = epochs.epoch AND runs.status IN ('completed', 'failed', 'canc
         AND EXISTS (SELECT 1 FROM saved_states WHERE saved_states.thread = json_extract(runs.tags, '$.thread')));
 
 -- name: claim_family
--- All of them are as they were judged.
+-- Only after `as_judged` has confirmed all of them.
 UPDATE runs SET epoch = epoch + 1, owner = ?2 WHERE id IN (SELECT value FROM json_each(?1));
 
 -- name: note_deletions
--- From now on nobody else claims them. What a deletion before has left here is about an older generation.
+-- From now on no other worker claims these runs. A row left here by an earlier deletion names an older generation.
 INSERT INTO deletions (run, generation, at) SELECT id, generation, ?2 FROM runs
 WHERE id IN (SELECT value FROM json_each(?1))
 ON CONFLICT (run) DO UPDATE SET generation = excluded.generation, at = excluded.at;
 
 -- name: delete_events
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE run = ?1 LIMIT ?2);
 
 -- name: delete_payloads
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM payloads WHERE rowid IN (SELECT rowid FROM payloads WHERE run = ?1 LIMIT ?2);
 
 -- name: delete_checkpoints
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM checkpoints WHERE rowid IN (SELECT rowid FROM checkpoints WHERE run = ?1 LIMIT ?2);
 
 -- name: delete_archive
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM archive WHERE rowid IN (SELECT rowid FROM archive WHERE run = ?1 LIMIT ?2);
 
 -- name: delete_signals
--- A part of them. Their numbers never come back.
+-- A limited number of rows. Their numbers are never used again.
 DELETE FROM signals WHERE number IN (SELECT number FROM signals WHERE run = ?1 LIMIT ?2);
 
 -- name: delete_streams
--- A part of them, found by the key: a transaction stays short however many there are.
+-- A limited number of rows, found by the key: a transaction stays short however many there are.
 DELETE FROM streams WHERE rowid IN (SELECT rowid FROM streams WHERE run = ?1 LIMIT ?2);
 
 -- name: delete_answers
--- As many as there were requests, and small.
+-- One row for each request, and all are small.
 DELETE FROM answers WHERE run = ?;
 
 -- name: note_deletion
--- The run is no longer whole. If nobody goes on with it, the next one who deletes anything does.
+-- The run is no longer whole. If this worker does not finish, the next one that deletes anything does.
 INSERT INTO deletions (run, generation, at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: delete_holds
@@ -65,23 +65,23 @@ INSERT INTO deletions (run, generation, at) VALUES (?, ?, ?) ON CONFLICT DO NOTH
 DELETE FROM holds WHERE run = ?;
 
 -- name: delete_notifications
--- Of these holds.
+-- The notifications of these holds.
 DELETE FROM notifications WHERE run = ?;
 
 -- name: delete_followers
--- They have been told.
+-- They have received the run's end.
 DELETE FROM followers WHERE run = ?;
 
 -- name: delete_following
--- An ended run hears nothing any more.
+-- An ended run needs the ends of other runs no longer.
 DELETE FROM followers WHERE follower = ?;
 
 -- name: delete_markers
--- A run that has ended asks no more.
+-- An ended run no longer looks for its markers.
 DELETE FROM everstep_markers WHERE run = ?;
 
 -- name: delete_relied
--- It counts on nothing any more.
+-- The run no longer depends on any key.
 DELETE FROM relied WHERE run = ?;
 
 -- name: delete_deletion
@@ -93,11 +93,11 @@ DELETE FROM deletions WHERE run = ?;
 DELETE FROM arrivals WHERE run = ?;
 
 -- name: delete_run
--- The last of it.
+-- The last row of the run.
 DELETE FROM runs WHERE id = ?;
 
 -- name: dump_run
--- Its row.
+-- The run's row.
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
@@ -105,7 +105,7 @@ SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantic
 FROM runs WHERE id = ?;
 
 -- name: dump_events
--- All generations.
+-- The events of all generations.
 SELECT generation, seq, kind, step, at, body, digest FROM events WHERE run = ? ORDER BY generation, seq;
 
 -- name: dump_payloads
@@ -118,11 +118,11 @@ SELECT run, generation, seq, previous, engine, state, digest, complete FROM chec
 WHERE run = ? ORDER BY generation, seq;
 
 -- name: dump_signals
--- Those that were taken, too: a second one with the same id is known by them.
+-- Including consumed ones, because a second delivery with the same id is recognised by them.
 SELECT number, run, kind, name, id, value, at, state FROM signals WHERE run = ? ORDER BY number;
 
 -- name: dump_followers
--- Who waits for its end.
+-- The runs that wait for this run's end.
 SELECT follower, call FROM followers WHERE run = ? ORDER BY follower, call;
 
 -- name: dump_holds
@@ -137,7 +137,7 @@ SELECT key, state, run, generation, call, seq, step, effect, arguments, round, b
 FROM effects WHERE run = ? ORDER BY key;
 
 -- name: dump_waiters
--- The whole table: few rows, for each is a call that waits just now.
+-- The whole table. It has few rows, because each is a call that waits now.
 SELECT key, call FROM waiters WHERE run = ? ORDER BY key, call;
 
 -- name: dump_archive
@@ -145,7 +145,7 @@ SELECT key, call FROM waiters WHERE run = ? ORDER BY key, call;
 SELECT run, generation, what, seq, row, why, at FROM archive WHERE run = ? ORDER BY id;
 
 -- name: dump_answers
--- Where they stand.
+-- Which events hold the answers.
 SELECT run, number, generation, seq FROM answers WHERE run = ? ORDER BY number;
 
 -- name: dump_entries
@@ -154,32 +154,32 @@ SELECT run, generation, name, position, seq, step, attempt, first, secret, at, v
 WHERE run = ? ORDER BY generation, name, position;
 
 -- name: dump_markers
--- Of atomic steps that write to the store itself.
+-- The markers of atomic steps that write to the store itself.
 SELECT key, run, step, attempt, outcome, at FROM everstep_markers WHERE run = ? ORDER BY key;
 
 -- name: are_taken
--- Whether any of these ids of runs, of holds, or keys of markers is here.
+-- Whether any of these ids of runs or holds, or keys of markers, exists here.
 SELECT EXISTS (SELECT 1 FROM json_each(?1) AS wanted JOIN runs ON runs.id = wanted.value)
     OR EXISTS (SELECT 1 FROM json_each(?2) AS wanted JOIN holds ON holds.id = wanted.value)
     OR EXISTS (SELECT 1 FROM json_each(?3) AS wanted JOIN everstep_markers ON everstep_markers.key = wanted.value);
 
 -- name: are_keys_taken
--- Whether anybody here has, or had, one of these keys.
+-- Whether any step here has, or had, one of these keys.
 SELECT EXISTS (SELECT 1 FROM json_each(?1) AS wanted JOIN effects ON effects.key = wanted.value);
 
 -- name: put_run
--- Nobody has this id: that was asked in the same transaction.
+-- No run has this id: the same transaction has checked that.
 INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
     queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
     published, outcome, budget)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: put_tag
--- It is found by it.
+-- Searches find the run by it.
 INSERT INTO tagged (name, value, created_at, run) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: put_event
--- As it is: its digest was verified.
+-- Unchanged: its digest was verified.
 INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: put_payload
@@ -191,15 +191,15 @@ INSERT INTO payloads (run, digest, value) VALUES (?, ?, ?);
 INSERT INTO checkpoints (run, generation, seq, previous, engine, state, digest, complete) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: put_delivery
--- Under its number, for histories know it, or with NULL under the next one.
+-- With its number, because histories refer to it, or with NULL for the next free number.
 INSERT INTO signals (number, run, kind, name, id, value, at, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING number;
 
 -- name: put_answer
--- Under the number that its request has here.
+-- With the number that its request has here.
 INSERT INTO answers (run, number, generation, seq) VALUES (?, ?, ?, ?);
 
 -- name: put_entry
--- Of a stream, as it is.
+-- An entry of a stream, unchanged.
 INSERT INTO streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
@@ -208,7 +208,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 SELECT 1 FROM signals WHERE number = ?;
 
 -- name: put_follower
--- Who is told of its end.
+-- A run that receives the end.
 INSERT INTO followers (run, follower, call) VALUES (?, ?, ?);
 
 -- name: put_hold
@@ -217,13 +217,13 @@ INSERT INTO holds (id, run, reason, step, summary, report, resolutions, created_
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: put_effect
--- A key that is here stays as it is here.
+-- A key that exists here stays as it is.
 INSERT INTO effects (key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by,
     note, digest, outcome, secret)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: put_waiter
--- Who waits for a key.
+-- A step that waits for a key.
 INSERT INTO waiters (key, run, call) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: put_archived
@@ -231,9 +231,9 @@ INSERT INTO waiters (key, run, call) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: put_marker
--- Of an atomic step that wrote to the store that the run was in.
+-- The marker of an atomic step that wrote to the store from which the run comes.
 INSERT INTO everstep_markers (key, run, step, attempt, outcome, at) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: put_arrival
--- With which events it came.
+-- The last event that the run brought along.
 INSERT INTO arrivals (run, generation, seq, doubted) VALUES (?, ?, ?, ?);

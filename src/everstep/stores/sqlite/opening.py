@@ -1,8 +1,8 @@
 """Opening a file as a store: what it must be, how it becomes one, and migrations.
 
-Nothing is changed before the file is known to be a store, or empty. Own descriptors of the file are a danger: closing
-one frees all locks that SQLite holds on the file in this process. So an existing file is only ever opened by SQLite,
-and a new one is created while no other thread is opening.
+Nothing is changed before the file is known to be a store, or empty. A descriptor of our own is dangerous: closing it
+frees all locks that SQLite holds on the file in this process. So an existing file is only ever opened by SQLite, and a
+new one is created while no other thread is opening.
 """
 
 import os
@@ -23,12 +23,12 @@ from everstep.stores.sqlite.connections import PATIENCE_SECONDS, Durability, Pat
 from everstep.stores.sqlite.queries import HERE, query, sql_text
 
 OURS: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
-"""Of connections that a store keeps to itself: a lock is around all their use, so SQLite need not lock each call."""
+"""Flags for a store's own connections: a lock protects all their use, so SQLite need not lock each call."""
 APPLICATION_ID: Final = 0x45765374
-"""`EvSt`: what `PRAGMA application_id` says of a store."""
+"""`EvSt`: the `PRAGMA application_id` of a store."""
 
 SIZE_MIN: Final = 512
-"""No SQLite file is smaller. SQLite would take one of a single byte for empty, and overwrite it."""
+"""The size of the smallest SQLite file. SQLite would take a smaller one for empty, and overwrite it."""
 
 JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 JOURNAL_HEADER_BYTES: Final = 28
@@ -36,7 +36,7 @@ JOURNAL_HEADER_BYTES: Final = 28
 _creating: Final = threading.Lock()
 
 BESIDE: Final = ("", "-journal", "-wal", "-shm", "-live")
-"""What the names of a store's files end with."""
+"""The suffixes of a store's files."""
 
 
 @cache
@@ -57,7 +57,7 @@ def real_path(path: str) -> str:
 
 
 def prepare_file(path: str, *, create: bool) -> None:
-    """Make sure that there is a file which this process may write; create an empty one if there is none."""
+    """Make sure that the file exists and this process may write it; create an empty one if it does not exist."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise StoreUnusable(f"There is no folder {folder} for the store {os.path.basename(path)}. Create it first.")
@@ -86,7 +86,9 @@ def prepare_file(path: str, *, create: bool) -> None:
 
 
 def refuse_planted_files(path: str) -> None:
-    """Raise `StoreUnusable` if a stranger may have put one of a store's files into a folder where all can write."""
+    """Raise `StoreUnusable` if a stranger may have put one of a store's files into a folder where all users
+    can write.
+    """
     for ending in BESIDE:
         if why := planted(path + ending):
             raise StoreUnusable(why)
@@ -133,9 +135,9 @@ def check_is_store(path: str, *, create: bool, vfs: str | None) -> None:
 
 
 def is_half_made(path: str) -> bool:
-    """Tell whether a crash cut off the first write to an empty file: SQLite's journal says that it had no pages.
+    """Return True if a crash cut off the first write to an empty file: SQLite's journal says that it had no pages.
 
-    A connection for reading cannot undo such a write, so it could not look at the file; the one that writes can.
+    A connection for reading cannot undo such a write, so it could not check the file; the one that writes can.
     """
     try:
         with open(path + "-journal", "rb") as journal:
@@ -158,7 +160,7 @@ def version_of(connection: apsw.Connection, path: str) -> int:
     if version > known and (version > known + 1 or _works_with(connection, version, path) > known):
         raise StoreUnusable(
             f"{path} has version {version} of the schema, made by a newer release of Everstep; this one knows "
-            f"version {known}, and cannot live with it. Install the newer release. Nothing was changed."
+            f"version {known}, and cannot use it. Install the newer release. Nothing was changed."
         )
     return version
 
@@ -169,7 +171,7 @@ def _works_with(connection: apsw.Connection, version: int, path: str) -> int:
 
 
 def _whole(rows: list[Row], path: str, what: str) -> int:
-    """Return a version that the table `meta` says. With another one than was written, migrations would run anew."""
+    """Return a version from the table `meta`. A damaged one is refused, because migrations would run again."""
     number = rows[0][0] if rows else None
     if type(number) is not int or number < 1:
         raise StoreUnusable(
@@ -190,16 +192,16 @@ def open_writing(path: str, *, durability: Durability, patience: Patience, vfs: 
         crash_point("store.switch.after")
         if mode != "wal":
             raise StoreUnusable(f"{path} lies on a file system where SQLite cannot share memory, so it is not safe.")
-        refuse_planted_files(path)  # now all of them are there, and none can be put in their place any more
+        refuse_planted_files(path)  # now all of them exist, and no other file can take their place
     except BaseException:
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what a stranger's -wal says stays there
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # the content of a stranger's -wal stays there
         connection.close()
         raise
     return connection
 
 
 def _switch_to_wal(connection: apsw.Connection) -> str:
-    """Switch a new file to WAL. SQLite does not ask the busy handler here, so this waits by itself."""
+    """Switch a new file to WAL. SQLite does not call the busy handler here, so this function waits itself."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -213,8 +215,8 @@ def _switch_to_wal(connection: apsw.Connection) -> str:
 def migrate(connection: apsw.Connection, path: str, *, may_migrate: bool) -> bool:
     """Bring the schema to this release's version, and return whether the store was made just now.
 
-    Each migration is one transaction, and all processes that open the file take turns: whoever comes second finds the
-    work done. A new store may always be made; an old one is only migrated if that is wanted.
+    Each migration is one transaction, and all processes that open the file take turns: the second one finds the work
+    done. A new store may always be made; an old one is only migrated if the caller allows it.
     """
     is_new = False
     while (version := version_of(connection, path)) < len(migrations()):

@@ -20,10 +20,10 @@ SAVEPOINT: Final = "everstep_outbox"
 def write_in(path: str, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
     """Do operations in the open transaction of a connection to the file of a store. See `Store.write_in`."""
     _check(path, connection)
-    # The caller's own way to see rows is not ours.
+    # The caller's own row factory is not used here.
     row_trace, connection.row_trace = connection.row_trace, None
     cursor = connection.cursor()
-    # What fails in the middle leaves nothing of it behind, and the caller's transaction as it was.
+    # A failure in the middle leaves none of these operations, and the caller's transaction as it was.
     cursor.execute(f"SAVEPOINT {SAVEPOINT}")
     try:
         verdicts = [Transaction(connection).one(operation) for operation in operations]

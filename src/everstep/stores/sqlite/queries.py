@@ -6,7 +6,9 @@ from typing import Final
 
 HERE: Final = os.path.dirname(__file__)
 ROWS_MAX: Final = 32
-"""More in one statement gain nothing, and such a statement takes longer to prepare than a small batch to write."""
+"""The maximum number of rows in one statement. Longer statements gain nothing, and take longer to prepare than a small
+batch to write.
+"""
 
 
 def sql_text(*names: str) -> str:
@@ -22,9 +24,9 @@ def statements(file: str) -> dict[str, str]:
 
 
 class Texts(dict[str, str]):
-    """Statements by their names, each of them made ready when it is first used: a program uses few of them.
+    """Statements by their names, each prepared for use at its first use: a program needs few of them.
 
-    A file is read when something is looked for that is in none of those before it.
+    A file is read when a name is in none of the files before it.
     """
 
     def __init__(self, *files: str) -> None:
@@ -34,7 +36,7 @@ class Texts(dict[str, str]):
     def __missing__(self, name: str) -> str:
         for file in self._files:
             if name in _parts(file):
-                # Comments are for readers; without them a cached statement is found quicker.
+                # Comments are for readers; a cached statement without them is found faster.
                 ready = self[name] = _without_comments(_parts(file)[name])
                 return ready
         raise KeyError(name)

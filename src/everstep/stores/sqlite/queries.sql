@@ -1,25 +1,25 @@
 -- Every statement of the SQLite store, each with its reason.
 --
--- {rows:n} stands for rows of n parameters, as many as a batch has (see queries.py): every step of a statement lets go
--- of Python's global lock, and a busy thread then keeps it for milliseconds, so a batch takes few statements.
+-- {rows:n} becomes rows of n parameters, as many as a batch has (see queries.py): every step of a statement releases
+-- Python's global lock, and a busy thread then keeps it for milliseconds, so a batch takes few statements.
 -- Values are always parameters. Lists of texts come as one parameter, a JSON array.
 
 -- ------------------------------------------------------------------------------------------------------- schema
 
 -- name: what_it_is
--- Asked of any SQLite file before anything is changed: whose it is, and whether it is empty.
+-- Read from any SQLite file before anything is changed: its owner, and whether it is empty.
 SELECT (SELECT application_id FROM pragma_application_id), NOT EXISTS (SELECT 1 FROM sqlite_schema);
 
 -- name: schema_version
--- Only asked of a store.
+-- Only read from a file that is a store.
 SELECT value FROM meta WHERE name = 'schema_version';
 
 -- name: works_with
--- The version that a release has to know at least, if that is not the schema's own.
+-- The version that a release must know at least, if that is not the schema's own.
 SELECT value FROM meta WHERE name = 'works_with';
 
 -- name: forget_works_with
--- A new version, which older releases cannot live with unless it is said.
+-- A new version, which older releases cannot use unless its migration says so.
 DELETE FROM meta WHERE name = 'works_with';
 
 -- name: set_works_with
@@ -33,8 +33,8 @@ INSERT INTO meta (name, value) VALUES ('schema_version', ?) ON CONFLICT (name) D
 -- ---------------------------------------------------------------------------------------------------- appending
 
 -- name: move_head
--- An append to a run that stays `running` under the same owner. It leaves alone every column that an index has or asks
--- about, so no index is written. It changes no row of a run that is not as expected.
+-- An append to a run that stays `running` under the same owner. It changes no column that an index contains or tests,
+-- so no index is written. It changes no row of a run that is not as expected.
 UPDATE runs SET
     head_seq = ?9, head_digest = ?10, updated_at = ?6, current_step = ?7, published = coalesce(?8, published), deaths = 0
 WHERE id = ?1 AND generation = ?2 AND epoch = ?3 AND head_seq = ?4 AND head_digest = ?5
@@ -78,7 +78,7 @@ WHERE runs.id = new.run AND +runs.generation = new.generation AND +runs.epoch = 
     AND +runs.head_seq = new.expected_seq AND +runs.head_digest = new.expected_digest;
 
 -- name: set_budget
--- Beside an append that was accepted, for the few runs that have one.
+-- After an append was accepted, for the few runs that have a budget.
 UPDATE runs SET budget = ? WHERE id = ?;
 
 -- name: append_events
@@ -86,17 +86,17 @@ UPDATE runs SET budget = ? WHERE id = ?;
 INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES {rows:8};
 
 -- name: keep_payloads
--- A payload is named by its digest, so one that is there is the same.
+-- A payload is named by its digest, so an existing one is the same.
 INSERT INTO payloads (run, digest, value) VALUES {rows:3} ON CONFLICT DO NOTHING;
 
 -- name: keep_checkpoints
--- In one transaction with their events. A place that is taken already can only be taken by a damaged row: it stays, and
--- whoever recovers finds that it is not the one that its event speaks of.
+-- In one transaction with their events. Only a damaged row can have taken a place already: it stays, and recovery finds
+-- that it is not the one that its event names.
 INSERT INTO checkpoints (run, generation, seq, previous, engine, state, digest, complete) VALUES {rows:8}
 ON CONFLICT DO NOTHING;
 
 -- name: drop_checkpoints
--- All but the newest few. Recovery would use the newest; the others are there in case that it is damaged.
+-- All but the newest few. Recovery uses the newest; the others are kept in case that one is damaged.
 DELETE FROM checkpoints WHERE run = ?1 AND generation = ?2 AND seq < (
     SELECT min(seq) FROM (
         SELECT seq FROM checkpoints WHERE run = ?1 AND generation = ?2 ORDER BY seq DESC LIMIT ?3
@@ -108,28 +108,29 @@ DELETE FROM checkpoints WHERE run = ?1 AND generation = ?2 AND seq < (
 INSERT INTO answers (run, number, generation, seq) VALUES {rows:4} ON CONFLICT DO NOTHING;
 
 -- name: keep_entries
--- An append without events may be done a second time when nobody knows whether it was: what is there stays.
+-- An append without events may be repeated when its commit is unknown: existing rows stay.
 INSERT INTO streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
 VALUES {rows:12} ON CONFLICT DO NOTHING;
 
 -- name: answer
--- Where the answer to a request stands.
+-- Which event holds the answer to a request.
 SELECT run, number, generation, seq FROM answers WHERE run = ?1 AND number = ?2;
 
 -- name: stream
--- Entries behind a position, in order. Texts as bytes: they may be damaged.
+-- Entries after a position, in order. Texts are read as bytes, because they may be damaged.
 SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(step AS BLOB), attempt, first, secret, at,
     value, digest
 FROM streams WHERE run = ?1 AND generation = ?2 AND name = ?3 AND position > ?4 ORDER BY position LIMIT ?5;
 
 -- name: stream_head
--- The newest entry: what is written next follows it.
+-- The newest entry, which the next one follows.
 SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(step AS BLOB), attempt, first, secret, at,
     value, digest
 FROM streams WHERE run = ?1 AND generation = ?2 AND name = ?3 ORDER BY position DESC LIMIT 1;
 
 -- name: streams
--- The streams of a run, and how far each has come. From name to name: a stream may have a million entries.
+-- The streams of a run, and the newest position of each. It hops from name to name: a stream may have a million
+-- entries.
 WITH RECURSIVE names (name) AS (
     SELECT min(name) FROM streams WHERE run = ?1 AND generation = ?2
     UNION ALL
@@ -141,7 +142,8 @@ SELECT CAST(name AS BLOB),
 FROM names WHERE name IS NOT NULL ORDER BY name;
 
 -- name: entries_to_archive
--- Those that were written after the last good event of this generation. Texts as bytes: they may be damaged.
+-- Entries that were written after the last good event of this generation. Texts are read as bytes, because they may be
+-- damaged.
 SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(step AS BLOB), attempt, first, secret, at,
     value, digest
 FROM streams WHERE run = ?1 AND generation = ?2 AND seq > ?3 ORDER BY name, position;
@@ -151,7 +153,7 @@ FROM streams WHERE run = ?1 AND generation = ?2 AND seq > ?3 ORDER BY name, posi
 DELETE FROM streams WHERE run = ?1 AND generation = ?2 AND seq > ?3;
 
 -- name: forget_answers
--- Their events are in the archive: the requests are taken, and answered, again.
+-- Their events are in the archive: the requests will be taken and answered again.
 DELETE FROM answers WHERE run = ?1 AND generation = ?2 AND seq > ?3;
 
 -- name: archive
@@ -170,7 +172,7 @@ INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq
 VALUES {rows:25} ON CONFLICT DO NOTHING;
 
 -- name: keep_tags
--- Of new runs, so that they are found by them.
+-- Searches find new runs by them.
 INSERT INTO tagged (name, value, created_at, run) VALUES {rows:4} ON CONFLICT DO NOTHING;
 
 -- name: restart_run
@@ -184,7 +186,7 @@ UPDATE runs SET
 WHERE id = ?1 AND ?9 IS NOT NULL;
 
 -- name: row_to_repair
--- As it is, if its epoch is the expected one and nobody alive drives it.
+-- The row as it is, if its epoch is the expected one and no living worker drives it.
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
@@ -194,7 +196,7 @@ WHERE id = ?1 AND epoch = ?2 AND (owner IS NULL OR owner = ?3
     OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > 0));
 
 -- name: events_to_archive
--- What comes after the last good event, and what cannot belong to any generation that there is.
+-- What comes after the last good event, and what cannot belong to any existing generation.
 SELECT CAST(run AS BLOB), generation, seq, CAST(kind AS BLOB), CAST(step AS BLOB), at, body, digest FROM events
 WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1)
 ORDER BY generation, seq;
@@ -205,7 +207,7 @@ DELETE FROM events
 WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1);
 
 -- name: checkpoints_to_archive
--- Those of the events that are archived: a checkpoint is worth nothing without what led to it.
+-- The checkpoints of the archived events: they are useless without them.
 SELECT CAST(run AS BLOB), generation, seq, previous, engine, state, digest, complete FROM checkpoints
 WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1)
 ORDER BY generation, seq;
@@ -216,7 +218,7 @@ DELETE FROM checkpoints
 WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1);
 
 -- name: payloads_to_archive
--- Those that do not match their digests: a payload that is there is never written again.
+-- Payloads that do not match their digests: an existing payload is never written again.
 SELECT CAST(run AS BLOB), CAST(digest AS BLOB), value FROM payloads
 WHERE run = ?1 AND digest IN (SELECT value FROM json_each(?2)) ORDER BY digest;
 
@@ -229,7 +231,7 @@ DELETE FROM payloads WHERE run = ?1 AND digest IN (SELECT value FROM json_each(?
 INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: raise_epoch
--- Whoever drove the run before is fenced.
+-- The worker that drove the run before is fenced.
 UPDATE runs SET epoch = epoch + 1, owner = NULL WHERE id = ?;
 
 -- name: append_event
@@ -237,22 +239,22 @@ UPDATE runs SET epoch = epoch + 1, owner = NULL WHERE id = ?;
 INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: pend_again
--- Deliveries whose events were archived, or that the archived end had left undelivered, are news again.
+-- Deliveries whose events were archived, or that the archived end had left undelivered, are pending again.
 UPDATE signals SET state = 'pending' WHERE run = ?1 AND state IN ('consumed', 'undelivered') AND number IN (SELECT value FROM json_each(?2));
 
 -- name: mark_restored
--- One more restore, if as many are known as expected and no worker is there.
+-- One more restore, if as many are known as expected and no worker is registered.
 INSERT INTO meta (name, value) SELECT 'restores', ?1 + 1
 WHERE coalesce((SELECT value FROM meta WHERE name = 'restores'), 0) = ?1 AND NOT EXISTS (SELECT 1 FROM workers)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING value;
 
 -- name: begin_life
--- From here on histories of the time before can be told from those that come.
+-- Later histories can be told from the histories before this restore.
 INSERT INTO meta (name, value) VALUES ('life', lower(hex(randomblob(8))))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: note_time
--- With each lease. A machine's clock may be set back; what was late stays late.
+-- With each lease. A machine's clock may be set back; the store's time must not go back with it.
 INSERT INTO meta (name, value) VALUES ('latest_time', ?)
 ON CONFLICT (name) DO UPDATE SET value = max(meta.value, excluded.value);
 
@@ -261,8 +263,8 @@ ON CONFLICT (name) DO UPDATE SET value = max(meta.value, excluded.value);
 SELECT coalesce((SELECT value FROM meta WHERE name = 'latest_time'), 0);
 
 -- name: ties
--- Whom an unfinished run follows, who follows it, who has keys that it waits for, and who waits for its keys.
--- Never itself, though a run may follow itself.
+-- The runs that an unfinished run follows, that follow it, that have keys it waits for, and that wait for its keys.
+-- Never the run itself, although a run may follow itself.
 SELECT run FROM followers WHERE follower = ?1 AND run <> ?1
 UNION SELECT follower FROM followers WHERE run = ?1 AND follower <> ?1
 UNION SELECT effects.run FROM waiters JOIN effects ON effects.key = waiters.key WHERE waiters.run = ?1 AND effects.run <> ?1
@@ -277,18 +279,18 @@ WHERE events.kind = 'approval_asked' AND runs.status NOT IN ('completed', 'faile
 ORDER BY 1;
 
 -- name: deletions
--- Runs of which a part was deleted and a part is there.
+-- Runs that are partly deleted.
 SELECT run, generation FROM deletions ORDER BY at, run;
 
 -- name: is_being_deleted
--- Unless it was begun anew since, by a release that did not look.
+-- Unless it was restarted since, by a release that does not check this table.
 SELECT 1 FROM deletions JOIN runs ON runs.id = deletions.run AND runs.generation = deletions.generation
 WHERE deletions.run = ?;
 
 -- name: is_needed
--- Whether a run that is not in this family (?1, as JSON) needs one of it: a parent or a child; a run that may go on and
--- has one as its child (it was told of its end), or was forked from one, or from a run that has one as its child. The
--- tag of a fork (?2) is the other run's id, `@` and more; `A` comes next after `@`.
+-- Whether a run outside this family (?1, as JSON) needs one of it: a parent or a child; a run that may continue and has
+-- one as its child (it received its end), or was forked from one, or from a run that has one as its child. The tag of a
+-- fork (?2) is the other run's id, `@` and more; `A` is the next character after `@`.
 WITH family AS MATERIALIZED (SELECT value AS run FROM json_each(?1)),
 users AS MATERIALIZED (
     SELECT DISTINCT signals.run AS run FROM family CROSS JOIN signals ON signals.name = family.run AND signals.kind = 'child'
@@ -317,7 +319,7 @@ SELECT EXISTS (
 SELECT coalesce((SELECT value FROM meta WHERE name = 'restores'), 0);
 
 -- name: life
--- What it is the life of: random bits that are drawn with each restore, and how many restores there were. (An earlier
+-- The parts of the store's life: random bits that are drawn with each restore, and the number of restores. (An earlier
 -- release only counts.)
 SELECT coalesce((SELECT value FROM meta WHERE name = 'life'), substr((SELECT value FROM meta WHERE name = 'entropy'), 1, 16))
     || '.' || coalesce((SELECT value FROM meta WHERE name = 'restores'), 0);
@@ -335,11 +337,11 @@ SELECT run, generation, what, seq, row, why, at FROM archive INDEXED BY archive_
 SELECT count(*) FROM archive INDEXED BY archive_run WHERE run = ? AND what = 'run' AND at = ?;
 
 -- name: run_head
--- What decides whether an operation is accepted.
+-- The columns that decide whether an operation is accepted.
 SELECT generation, epoch, head_seq, head_digest, CAST(status AS BLOB) FROM runs WHERE id = ?;
 
 -- name: children_states
--- What decides whether a child to be started is followed instead.
+-- The columns that decide whether a child to be started is followed instead.
 SELECT id, CAST(workflow AS BLOB), CAST(arguments AS BLOB), CAST(status AS BLOB), outcome, budget
 FROM runs WHERE id IN (SELECT value FROM json_each(?));
 
@@ -350,8 +352,8 @@ SELECT digest FROM events WHERE run = ? AND generation = ? AND seq = ?;
 -- ------------------------------------------------------------------------------------------------------- inbox
 
 -- name: entangled
--- Of runs about to end: those whose end concerns others, because they are followed (1), have something in their inbox
--- (0), or have keys whose effects are under way (2).
+-- Of runs about to end: those whose end concerns others, because they are followed (1), have deliveries in their inbox
+-- (0), or have keys whose effects are in progress (2).
 SELECT run, 1 FROM followers WHERE run IN (SELECT value FROM json_each(?1))
 UNION ALL
 SELECT run, 0 FROM signals INDEXED BY signals_pending
@@ -369,24 +371,24 @@ UPDATE signals SET state = 'consumed' WHERE run = ? AND number IN (SELECT value 
 SELECT number FROM signals INDEXED BY signals_pending WHERE run = ? AND state = 'pending' AND kind = 'cancel';
 
 -- name: settle_inbox
--- The run has ended: what is still there is not delivered, visibly.
+-- The run has ended: its pending deliveries become undelivered, and stay visible.
 UPDATE signals INDEXED BY signals_pending SET state = 'undelivered' WHERE run = ? AND state = 'pending';
 
 -- name: redeliver
--- The run had ended and its code goes on: what was sent to it meanwhile, and acknowledged, reaches it after all.
+-- The run had ended and its code continues: what was sent to it meanwhile, and acknowledged, is delivered after all.
 UPDATE signals SET state = 'pending' WHERE run = ?1 AND state = 'undelivered' AND kind IN ('signal', 'request');
 
 -- name: leave_inbox
--- The run begins anew: what its code has not taken is never delivered, and an id that was sent before may be sent again.
--- (Not that of a request: its answer is still given to a caller who asks again.)
+-- The run is restarted: what its code has not taken is never delivered, and an id that was sent before may be sent
+-- again. (Except a request's: its answer is still given to a caller that asks again.)
 UPDATE signals SET
     state = CASE state WHEN 'consumed' THEN state ELSE 'left' END,
     id = CASE WHEN kind IN ('signal', 'cancel') THEN '' ELSE id END
 WHERE run = ?1;
 
 -- name: post
--- Into the inbox of a run that has not ended, unless the same kind and id is there. (Not ON CONFLICT: that would use up
--- a number.) The id of a `child` or `key` delivery is a call, which comes again.
+-- Into the inbox of a run that has not ended, unless the same kind and id exists. (Not ON CONFLICT, which would use up
+-- a number.) The id of a `child` or `key` delivery is a call, which may come again.
 INSERT INTO signals (run, kind, name, id, value, at, state)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'pending' FROM runs
 WHERE runs.id = ?1 AND runs.status IN ('queued', 'running', 'waiting', 'held')
@@ -398,11 +400,11 @@ WHERE runs.id = ?1 AND runs.status IN ('queued', 'running', 'waiting', 'held')
 RETURNING number;
 
 -- name: duplicate
--- The delivery that stands for a second one with its kind and id.
+-- The existing delivery with this kind and id.
 SELECT number, state FROM signals WHERE run = ?1 AND kind = ?2 AND id = ?3 AND id <> '' AND kind NOT IN ('child', 'key');
 
 -- name: post_again
--- What was undelivered and is sent again to a run that has not ended.
+-- A delivery that was undelivered and is sent again to a run that has not ended.
 UPDATE signals SET state = 'pending', name = ?3, value = ?4, at = ?5
 WHERE number = ?1 AND EXISTS (
     SELECT 1 FROM runs WHERE runs.id = ?2 AND runs.status IN ('queued', 'running', 'waiting', 'held')
@@ -410,7 +412,7 @@ WHERE number = ?1 AND EXISTS (
 RETURNING number;
 
 -- name: deliver
--- For deliveries whose sender does not hear a verdict: what comes too late is kept as undelivered, so it is visible.
+-- For deliveries whose sender gets no verdict: one that comes too late is kept as undelivered, so it is visible.
 INSERT INTO signals (run, kind, name, id, value, at, state)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6,
     CASE WHEN runs.status IN ('completed', 'failed', 'cancelled') THEN 'undelivered' ELSE 'pending' END
@@ -422,11 +424,11 @@ FROM runs WHERE runs.id = ?1
     );
 
 -- name: follow
--- Whoever follows is told of the end, once.
+-- The follower receives the run's end, once.
 INSERT INTO followers (run, follower, call) VALUES {rows:3} ON CONFLICT DO NOTHING;
 
 -- name: tell_followers
--- The ends of runs, into the inboxes of those who follow them, in the order of the batch.
+-- Delivers the ends of runs to the inboxes of their followers, in the order of the batch.
 WITH ended (place, run, value, at) AS (VALUES {rows:4})
 INSERT INTO signals (run, kind, name, id, value, at, state)
 SELECT followers.follower, 'child', ended.run, CAST(followers.call AS TEXT), ended.value, ended.at,
@@ -435,27 +437,31 @@ FROM ended CROSS JOIN followers ON followers.run = ended.run JOIN runs ON runs.i
 ORDER BY ended.place, followers.follower, followers.call;
 
 -- name: forget_followers
--- They have been told.
+-- They have received the end.
 DELETE FROM followers WHERE run IN (SELECT value FROM json_each(?));
 
 -- name: stop_following
--- What an old generation followed must not be taken for news about the new one's calls.
+-- Ends of runs that the old generation followed must not look like ends of the new one's calls.
 DELETE FROM followers WHERE follower = ?;
 
 -- -------------------------------------------------------------------------------------------------------- keys
 
 -- name: store_entropy
--- Random bits of the store's own; never changed.
+-- The store's random bits; never changed.
 SELECT value FROM meta WHERE name = 'entropy';
 
+-- name: draw_entropy
+-- A store that begins as a copy of another one must not be taken for that one.
+UPDATE meta SET value = lower(hex(randomblob(16))) WHERE name = 'entropy';
+
 -- name: effect
--- Who has a key: what decides about a claim, and what a second step shares.
+-- The owner of a key: it decides about a claim, and its outcome is what a second step shares.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
     outcome, secret
 FROM effects WHERE key = ?;
 
 -- name: write_effect
--- Whether a key may be changed in this way was decided a moment ago, in the same transaction.
+-- The same transaction has just decided that the key may be changed in this way.
 INSERT INTO effects (key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by,
     note, digest, outcome, secret)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -466,17 +472,17 @@ ON CONFLICT (key) DO UPDATE SET
     note = excluded.note, digest = excluded.digest, outcome = excluded.outcome, secret = excluded.secret;
 
 -- name: delete_effect
--- A key that was never done and is free again leaves nothing behind.
+-- A key that was never done and is free again is not kept.
 DELETE FROM effects WHERE key = ?;
 
 -- name: effects_under_way
--- The keys that a run's steps have as it ends.
+-- The keys of the run's steps when it ends.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
     outcome, secret
 FROM effects INDEXED BY effects_run WHERE run = ? AND generation = ? AND state = 'under-way' ORDER BY key;
 
 -- name: effects
--- A list for people, those that changed last first. ?1: what the keys begin with.
+-- A list for people, the most recently changed first. ?1: a prefix of the keys.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
     outcome, secret
 FROM effects INDEXED BY effects_changed
@@ -485,7 +491,8 @@ WHERE substr(key, 1, length(?1)) = ?1 AND (?2 IS NULL OR run = ?2) AND (?3 IS NU
 ORDER BY changed_at DESC, key LIMIT ?5 OFFSET ?6;
 
 -- name: old_effects
--- The oldest first. What is under way or being undone is never forgotten, nor what a run that may go on counts on.
+-- The oldest first. Keys in progress or being undone are never forgotten, nor keys that a run depends on which may
+-- continue.
 SELECT key FROM effects INDEXED BY effects_changed
 WHERE changed_at < ?1 AND state IN ('done', 'free')
     AND NOT EXISTS (
@@ -498,15 +505,15 @@ ORDER BY changed_at, key LIMIT ?2;
 DELETE FROM effects WHERE key IN (SELECT value FROM json_each(?1));
 
 -- name: rely_on_key
--- It is kept while the run may go on.
+-- The key is kept while the run may continue.
 INSERT INTO relied (key, run) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
 -- name: forget_relied
--- Whoever has counted on these keys does so no more.
+-- The run no longer depends on these keys.
 DELETE FROM relied WHERE key IN (SELECT value FROM json_each(?1));
 
 -- name: wait_for_key
--- Whoever waits is told when the key changes, once.
+-- The step receives one delivery when the key changes.
 INSERT INTO waiters (key, run, call) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: waiters
@@ -514,11 +521,11 @@ INSERT INTO waiters (key, run, call) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 SELECT run, call FROM waiters WHERE key = ? ORDER BY run, call;
 
 -- name: awaited_keys
--- Whether anybody waits for any of these keys.
+-- Which of these keys any step waits for.
 SELECT key FROM waiters WHERE key IN (SELECT value FROM json_each(?)) LIMIT 1;
 
 -- name: tell_waiters
--- Into the inboxes of those who wait for a key; a run that has ended no longer cares.
+-- Delivers the change of a key to the inboxes of the runs that wait for it; an ended run needs it no longer.
 INSERT INTO signals (run, kind, name, id, value, at, state)
 SELECT waiters.run, 'key', waiters.key, CAST(waiters.call AS TEXT), x'', ?2, 'pending'
 FROM waiters JOIN runs ON runs.id = waiters.run
@@ -526,19 +533,19 @@ WHERE waiters.key = ?1 AND runs.status NOT IN ('completed', 'failed', 'cancelled
 ORDER BY waiters.run, waiters.call;
 
 -- name: tell_of_key
--- The same to one that would wait for a key which is not under way.
+-- The same for a step that would wait for a key which is already settled.
 INSERT INTO signals (run, kind, name, id, value, at, state)
 SELECT ?1, 'key', ?2, ?3, x'', ?4, 'pending'
 FROM runs WHERE runs.id = ?1 AND runs.status NOT IN ('completed', 'failed', 'cancelled');
 
 -- name: forget_waiters
--- They have been told.
+-- They have received the change.
 DELETE FROM waiters WHERE key = ?;
 
 -- ------------------------------------------------------------------------------------------------------- holds
 
 -- name: open_hold
--- A second hold with one id is a mistake, and fails its unit.
+-- A second hold with one id is a mistake of the engine, and fails its unit.
 INSERT INTO holds (id, run, reason, step, summary, report, resolutions, created_at, resolved_at, resolution, by, note)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, '', '', '');
 
@@ -547,8 +554,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, '', '', '');
 UPDATE holds SET resolved_at = ?, resolution = ?, by = ?, note = ? WHERE id = ? AND run = ? AND resolved_at IS NULL;
 
 -- name: holds_open
--- The questions that wait for a person: few, whatever was resolved before. The name of a workflow is read as bytes: a
--- damaged one must not hide the holds of other runs.
+-- The questions that wait for a person: few, however many were resolved before. A workflow's name is read as bytes,
+-- because a damaged one must not hide the holds of other runs.
 SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
     holds.resolved_at, holds.resolution, holds.by, holds.note, CAST(runs.workflow AS BLOB)
 FROM holds INDEXED BY holds_open JOIN runs ON runs.id = holds.run
@@ -568,7 +575,7 @@ FROM holds INDEXED BY holds_run JOIN runs ON runs.id = holds.run
 WHERE holds.run = ?1 AND (holds.resolved_at IS NULL OR NOT ?2) ORDER BY holds.created_at, holds.id;
 
 -- name: diverged
--- Runs whose code did not match: a worker with other code may look whether its own does.
+-- Runs whose code did not match: a worker with other code may check whether its own does.
 SELECT holds.run FROM holds INDEXED BY holds_diverged JOIN runs ON runs.id = holds.run
 WHERE holds.resolved_at IS NULL AND holds.reason = 'diverged'
     AND runs.workflow IN (SELECT value FROM json_each(?1))
@@ -577,28 +584,28 @@ GROUP BY holds.run ORDER BY min(holds.created_at), min(holds.id) LIMIT ?2;
 -- ----------------------------------------------------------------------------------------------- notifications
 
 -- name: add_notifications
--- In one transaction with the hold that they tell of: a crash right after it loses none.
+-- In one transaction with their hold: a crash right after it loses none.
 INSERT INTO notifications (id, hold, run, target, state, attempts, next_at, claimed_by, last_error, created_at)
 VALUES {rows:10} ON CONFLICT DO NOTHING;
 
 -- name: drop_notifications
--- The hold is resolved: nobody needs to be told any more.
+-- The hold is resolved, so no notification is needed any more.
 UPDATE notifications INDEXED BY notifications_hold SET state = 'dropped', claimed_by = NULL
 WHERE hold = ? AND state = 'pending';
 
 -- name: take_notification
--- The condition and the claim in one statement. A claim ends with its time, or with the worker that made it.
+-- The condition and the claim are one statement. A claim ends with its time, or with its worker.
 UPDATE notifications SET attempts = ?2, claimed_by = ?3, next_at = ?5
 WHERE id = ?1 AND state = 'pending' AND attempts = ?2 - 1
     AND (next_at <= ?4
         OR (claimed_by IS NOT NULL AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = claimed_by)));
 
 -- name: notification_sent
--- It has arrived, whatever was believed meanwhile.
+-- It has arrived, whatever was recorded meanwhile.
 UPDATE notifications SET state = 'sent', claimed_by = NULL, last_error = '' WHERE id = ? AND state <> 'sent';
 
 -- name: notification_not_sent
--- Only the last attempt says what comes next, and only while the hold is open.
+-- Only the last attempt decides what comes next, and only while the hold is open.
 UPDATE notifications SET state = ?3, next_at = ?4, last_error = ?5, claimed_by = NULL
 WHERE id = ?1 AND state = 'pending' AND attempts = ?2;
 
@@ -607,14 +614,14 @@ WHERE id = ?1 AND state = 'pending' AND attempts = ?2;
 SELECT attempts, claimed_by, next_at FROM notifications WHERE id = ?;
 
 -- name: due_notifications
--- Of one target: others' may be many, and wait for somebody who knows them.
+-- For one target only: other targets may have many, which wait for a process that can reach them.
 SELECT CAST(id AS BLOB), CAST(hold AS BLOB), CAST(run AS BLOB), CAST(target AS BLOB), CAST(state AS BLOB), attempts,
     next_at, CAST(claimed_by AS BLOB), CAST(last_error AS BLOB), created_at
 FROM notifications INDEXED BY notifications_due
 WHERE state = 'pending' AND target = ?1 AND next_at <= ?2 ORDER BY next_at, id LIMIT ?3;
 
 -- name: abandoned_notifications
--- Taken by a worker that died before it could say how it went. At most as many as are sent at once.
+-- Taken by a worker that died before it recorded the result. At most as many as are sent at once.
 SELECT CAST(id AS BLOB), CAST(hold AS BLOB), CAST(run AS BLOB), CAST(target AS BLOB), CAST(state AS BLOB), attempts,
     next_at, CAST(claimed_by AS BLOB), CAST(last_error AS BLOB), created_at
 FROM notifications INDEXED BY notifications_claimed
@@ -627,7 +634,7 @@ ORDER BY next_at, id LIMIT ?3;
 SELECT min(next_at) FROM notifications INDEXED BY notifications_due WHERE state = 'pending' AND target = ?;
 
 -- name: notifications_undelivered
--- For people: few, whatever was delivered before.
+-- For people: few, however many were delivered before.
 SELECT CAST(told.id AS BLOB), CAST(told.hold AS BLOB), CAST(told.run AS BLOB), CAST(told.target AS BLOB),
     CAST(told.state AS BLOB), told.attempts, told.next_at, CAST(told.claimed_by AS BLOB), CAST(told.last_error AS BLOB),
     told.created_at
@@ -670,8 +677,8 @@ RETURNING CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), seman
     CAST(preview AS BLOB), published, outcome, budget;
 
 -- name: release
--- Without history: only who drives it, and its status. An ended run stays as it ended.
--- ?4: 1 if this counts as the death of its owner, else 0. A run that has no owner was given back before.
+-- Without history: only the owner and the status. An ended run keeps its status. ?4: 1 if this counts as the death of
+-- its owner, else 0. A run without an owner was given back before.
 UPDATE runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN ?3 ELSE status END,
     deaths = deaths + CASE WHEN owner IS NULL THEN 0 ELSE ?4 END
 WHERE id = ?1 AND epoch = ?2;
@@ -681,7 +688,7 @@ WHERE id = ?1 AND epoch = ?2;
 SELECT epoch, owner FROM runs WHERE id = ?;
 
 -- name: data_version
--- Moves when another connection has written, never for this one's own writes. Very cheap.
+-- Changes when another connection has written, never for this one's own writes. Very cheap.
 PRAGMA data_version;
 
 -- name: delivery_at
@@ -693,7 +700,7 @@ SELECT run, kind, name, id, value, at FROM signals WHERE number = ?;
 SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), about FROM workers ORDER BY place;
 
 -- name: places
--- Who has which place in which file of liveness locks, and until when the lease is.
+-- The place of each worker's lock, its file of liveness locks, and the end of its lease.
 SELECT id, place, lease_until, lock_file FROM workers ORDER BY place;
 
 -- name: neighbours
@@ -703,20 +710,20 @@ WHERE lease_until > 0 AND id <> ?1
 ORDER BY place < coalesce((SELECT place FROM workers WHERE id = ?1), 0), place LIMIT ?2;
 
 -- name: enter_worker
--- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
+-- Committed only when the worker holds its liveness lock, so that no other process removes it in between.
 INSERT INTO workers (id, place, pid, host, started_at, lease_until, targets, about, lock_file)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: remove_worker
--- By its place as well, so that a worker which came back under its id is not meant.
+-- By its place as well, so that a worker which came back under its id stays.
 DELETE FROM workers WHERE id = ? AND place = ?;
 
 -- name: forget_worker
--- It leaves by itself.
+-- The worker leaves by itself.
 DELETE FROM workers WHERE id = ?;
 
 -- name: renew
--- Changes nothing if the worker was buried. The number changes in any case, also where a clock was set back: others
+-- Changes nothing if the worker was removed. The number changes in any case, also where a clock was set back: others
 -- watch it for changes and never compare it with a time.
 UPDATE workers SET
     lease_until = ?1 + (?1 = abs(lease_until)), about = coalesce(?3, about), lock_file = coalesce(?4, lock_file)
@@ -727,20 +734,20 @@ WHERE id = ?2;
 UPDATE workers SET lease_until = -lease_until WHERE id = ?1 AND lease_until = ?2 AND lease_until > 0;
 
 -- name: note_ended_worker
--- Proven by the kernel, or by the worker itself, which saw all that it had begun end.
+-- Proven by the kernel, or by the worker itself, which saw everything end that it had begun.
 INSERT INTO ended_workers (id, at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING;
 
 -- name: forget_ended_workers
--- What is forgotten is unknown, and not proven.
+-- A worker that is not recorded here counts as unknown, not as ended.
 DELETE FROM ended_workers WHERE at < ?;
 
 -- name: is_ended_worker
--- Asked before a step that must not happen twice is repeated.
+-- Read before a step that must not happen twice is repeated.
 SELECT 1 FROM ended_workers WHERE id = ?1
 UNION ALL SELECT 1 FROM gone_workers WHERE kind = 'worker' AND name = ?1;
 
 -- name: declare_gone
--- Somebody takes the responsibility that nothing which it began acts any more.
+-- A person takes the responsibility that nothing which it began can act any more.
 INSERT INTO gone_workers (kind, name, at, by, note) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: gone
@@ -749,17 +756,18 @@ SELECT kind, name, at, by, note FROM gone_workers
 WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR name = ?2) ORDER BY at DESC, kind, name;
 
 -- name: owners
--- Few, whether or not they are there.
+-- Few, including workers that are no longer registered.
 SELECT DISTINCT owner FROM runs INDEXED BY runs_owned WHERE owner IS NOT NULL ORDER BY owner;
 
 -- name: fence_runs
--- As `give_back`, of a worker that may come back and not know that it was declared gone: it writes nothing more.
+-- As `give_back`, for a worker that may come back without knowing that it was declared gone: the new epoch refuses its
+-- writes.
 UPDATE runs INDEXED BY runs_owned SET
     epoch = epoch + 1, owner = NULL, status = CASE WHEN status = 'running' THEN 'queued' ELSE status END
 WHERE owner = ?;
 
 -- name: give_back
--- What a leaving worker was driving goes on elsewhere.
+-- Another worker continues what a leaving worker was driving.
 UPDATE runs INDEXED BY runs_owned SET
     owner = NULL, status = CASE WHEN status = 'running' THEN 'queued' ELSE status END
 WHERE owner = ?;
@@ -767,7 +775,8 @@ WHERE owner = ?;
 -- ------------------------------------------------------------------------------------------------ finding work
 
 -- name: gone_owners
--- Owners that died or whose lease is marked as lapsed. It hops from owner to owner in the index and never walks their runs.
+-- Owners that died or whose lease is marked as lapsed. It hops from owner to owner in the index and never walks their
+-- runs.
 WITH RECURSIVE owners (id) AS (
     SELECT min(owner) FROM runs INDEXED BY runs_owned WHERE owner IS NOT NULL
     UNION ALL
@@ -788,7 +797,7 @@ SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM
 );
 
 -- name: due_ready_owned
--- ?3: the owners that are gone.
+-- ?3: owners that are gone.
 SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM (
     SELECT priority, created_at, id FROM runs INDEXED BY runs_owned
     WHERE owner IN (SELECT value FROM json_each(?3)) AND status IN ('queued', 'running')
@@ -797,7 +806,7 @@ SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM
 );
 
 -- name: due_timers_free
--- The longest overdue first, so that a limit does not make this sort a whole backlog. The wake-up time stands first.
+-- The longest overdue first, so that a limit does not sort a whole backlog. The wake-up time is the first value.
 SELECT CAST(json_group_array(json_array(wake_at, priority, created_at, id)) AS BLOB) FROM (
     SELECT wake_at, priority, created_at, id FROM runs INDEXED BY runs_waking
     WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND wake_at <= ?3
@@ -841,7 +850,7 @@ SELECT min(wake_at) FROM runs INDEXED BY runs_waking
 WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL;
 
 -- name: next_wake_owned
--- One look into the index per owner.
+-- One index lookup per owner.
 SELECT min((
     SELECT min(wake_at) FROM runs INDEXED BY runs_owned
     WHERE owner = owners.value AND status = 'waiting' AND wake_at IS NOT NULL
@@ -850,8 +859,8 @@ SELECT min((
 -- ----------------------------------------------------------------------------------------------------- reading
 
 -- name: run
--- One run, by its id. Here and wherever a whole row is read, texts come as bytes: one of them may be damaged, and must
--- not keep anybody from finding that out.
+-- One run, by its id. Here and wherever a whole row is read, texts come as bytes: a damaged one must not make the row
+-- unreadable.
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
@@ -876,7 +885,7 @@ WHERE ?5 IS NULL AND (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?
 ORDER BY created_at DESC, id DESC LIMIT ?4;
 
 -- name: runs_of_status
--- The same for one status. (Several are asked one by one, so that none is sorted whole.)
+-- The same for one status. (Several statuses are queried one by one, so that no whole list is sorted.)
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
@@ -923,8 +932,8 @@ FROM runs INDEXED BY runs_parent WHERE parent = ? ORDER BY created_at, id;
 SELECT CAST(status AS BLOB), count(*) FROM runs INDEXED BY runs_status GROUP BY status ORDER BY status;
 
 -- name: runs_without_status
--- Damaged rows: those whose status is none. What lies between the statuses, in their order, is looked for in the index,
--- so that it does not matter how many runs there are.
+-- Damaged rows: their status is not a valid one. The gaps between the valid statuses, in their order, are looked up in
+-- the index, so that the number of runs does not matter.
 SELECT CAST(id AS BLOB) FROM (
     SELECT id FROM runs INDEXED BY runs_status WHERE status < 'cancelled'
     UNION ALL SELECT id FROM runs INDEXED BY runs_status WHERE status > 'cancelled' AND status < 'completed'
@@ -938,7 +947,7 @@ SELECT CAST(id AS BLOB) FROM (
 
 -- name: events_packed
 -- A whole history in one row, for the same reason as above: row by row, a busy thread makes loading 10,000 events take
--- many seconds. Column by column, so that no row has to be taken apart again. Digests and bodies stand in turn: joined,
+-- many seconds. Column by column, so that no row has to be taken apart again. Digests and bodies alternate: joined,
 -- they are TEXT, which their bytes go through unchanged, for SQLite does not look into it. Whether numbers are missing
 -- shows in their extremes; a digest of another length, in the length of the whole, or as one that does not match.
 SELECT (SELECT min(seq) FROM events WHERE run = ?1 AND generation = ?2 AND seq BETWEEN ?3 AND ?4),
@@ -976,7 +985,7 @@ WITH RECURSIVE found (generation) AS (
 SELECT generation FROM found WHERE generation IS NOT NULL ORDER BY generation;
 
 -- name: strays
--- Histories that no row knows: their run's row is gone, or has another id or generation. From the index alone.
+-- Histories without a row of their run: it is gone, or has another id or generation. From the index alone.
 SELECT DISTINCT CAST(events.run AS BLOB), events.generation FROM events
 WHERE NOT EXISTS (
     SELECT 1 FROM runs WHERE runs.id = events.run AND runs.generation >= events.generation AND events.generation > 0
@@ -984,27 +993,27 @@ WHERE NOT EXISTS (
 ORDER BY events.run, events.generation;
 
 -- name: payload
--- A large value that is not in the event itself.
+-- A large value that is stored outside its event.
 SELECT value FROM payloads WHERE run = ? AND digest = ?;
 
 -- name: inbox
--- Only what is pending, whatever was delivered before.
+-- Only pending deliveries, however many were delivered before.
 SELECT number, run, kind, name, id, value, at, state FROM signals INDEXED BY signals_pending
 WHERE run = ? AND state = 'pending' ORDER BY number;
 
 -- name: signals
--- Everything, for a reader and for recovery.
+-- All deliveries, for a reader and for recovery.
 SELECT number, run, kind, name, id, value, at, state FROM signals INDEXED BY signals_run WHERE run = ? ORDER BY number;
 
 -- --------------------------------------------------------------------------------------------------- schedules
 
 -- name: create_schedule
--- Only if there is none of this name; the number of changes tells.
+-- Only if no schedule has this name; the number of changes tells.
 INSERT INTO schedules (name, workflow, revision, next_at, waits, definition, state, created_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: change_schedule
--- Only by whoever knows its newest revision: of several workers that start one tick, one does.
+-- Only with the newest revision: of several workers that start one tick, one succeeds.
 UPDATE schedules SET workflow = ?2, revision = ?3, next_at = ?4, waits = ?5, definition = ?6, state = ?7, created_at = ?8
 WHERE name = ?1 AND revision = ?9;
 
@@ -1013,7 +1022,7 @@ WHERE name = ?1 AND revision = ?9;
 DELETE FROM schedules WHERE name = ? AND revision = ?;
 
 -- name: schedule_revision
--- To read back whether a transaction was done.
+-- Read back after an unknown commit.
 SELECT revision FROM schedules WHERE name = ?;
 
 -- name: schedules
@@ -1027,20 +1036,20 @@ SELECT CAST(name AS BLOB), CAST(workflow AS BLOB), revision, next_at, waits, def
 FROM schedules WHERE name = ?;
 
 -- name: due_schedules
--- What a worker looks for when its alarm rings, or somebody else has written.
+-- What a worker reads when its timer fires, or another process has written.
 SELECT CAST(name AS BLOB), CAST(workflow AS BLOB), revision, next_at, waits, definition, state, created_at
 FROM schedules INDEXED BY schedules_due
 WHERE next_at IS NOT NULL AND next_at <= ?1 AND workflow IN (SELECT value FROM json_each(?2))
 ORDER BY next_at, name LIMIT ?3;
 
 -- name: waiting_schedules
--- Those with a tick that waits for the end of a run: few.
+-- Schedules with a tick that waits for the end of a run: few.
 SELECT CAST(name AS BLOB), CAST(workflow AS BLOB), revision, next_at, waits, definition, state, created_at
 FROM schedules INDEXED BY schedules_waiting
 WHERE waits AND (next_at IS NULL OR next_at > ?1) AND workflow IN (SELECT value FROM json_each(?2))
 ORDER BY name LIMIT ?3;
 
 -- name: next_schedule
--- When the alarm is to ring. Schedules of workflows that this worker does not know are passed over.
+-- When the worker must look again. Schedules of workflows that it does not know are left out.
 SELECT next_at FROM schedules INDEXED BY schedules_due
 WHERE next_at IS NOT NULL AND workflow IN (SELECT value FROM json_each(?1)) ORDER BY next_at LIMIT 1;

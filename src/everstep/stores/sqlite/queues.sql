@@ -14,7 +14,7 @@ SELECT kind, name, concurrency, per_worker, per_key, rate, seconds, paused, full
 FROM queues ORDER BY kind, name;
 
 -- name: keep_queue
--- As it is after a change.
+-- The settings after a change.
 INSERT INTO queues (kind, name, concurrency, per_worker, per_key, rate, seconds, paused, full_at, changed_at)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 ON CONFLICT (kind, name) DO UPDATE SET
@@ -25,7 +25,7 @@ ON CONFLICT (kind, name) DO UPDATE SET
 UPDATE queues SET full_at = ?3 WHERE kind = ?1 AND name = ?2;
 
 -- name: place_of_run
--- What decides whether a run may be claimed out of its queue.
+-- The columns that decide whether a run may be claimed from its queue.
 SELECT CAST(status AS BLOB), CAST(queue AS BLOB), wake_at,
     CAST(CASE WHEN json_valid(tags) THEN json_extract(tags, '$.key') END AS BLOB),
     EXISTS (SELECT 1 FROM workers WHERE workers.id = runs.owner), CAST(owner AS BLOB)
@@ -44,7 +44,7 @@ WITH RECURSIVE names (name) AS (
 SELECT CAST(name AS BLOB) FROM names WHERE name IS NOT NULL;
 
 -- name: names_begun
--- The queues of which runs have begun, in the same way.
+-- The queues that have begun runs, in the same way.
 WITH RECURSIVE names (name) AS (
     SELECT min(queue) FROM runs INDEXED BY runs_begun
     WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
@@ -57,20 +57,20 @@ WITH RECURSIVE names (name) AS (
 SELECT CAST(name AS BLOB) FROM names WHERE name IS NOT NULL;
 
 -- name: front
--- Whether any run waits for a slot only, and when the next of those with a delay comes. Two looks into the index.
+-- Whether any run waits only for a slot, and when the next delay is over. Two index lookups.
 SELECT EXISTS (SELECT 1 FROM runs INDEXED BY runs_queued
         WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = ?1 AND wake_at IS NULL),
     (SELECT min(wake_at) FROM runs INDEXED BY runs_queued
         WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = ?1 AND wake_at IS NOT NULL);
 
 -- name: begun
--- How many slots are taken. Whoever claimed a run and died before it began has none.
+-- How many slots are taken. A worker that claimed a run and died before it began has none.
 SELECT count(*) FROM runs INDEXED BY runs_begun
 WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
     AND queue = ?1 AND (status <> 'queued' OR EXISTS (SELECT 1 FROM workers WHERE workers.id = owner));
 
 -- name: begun_by
--- Those of one worker.
+-- The slots of one worker.
 SELECT count(*) FROM runs INDEXED BY runs_begun
 WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
     AND queue = ?1 AND owner = ?2 AND EXISTS (SELECT 1 FROM workers WHERE workers.id = ?2);
@@ -86,7 +86,7 @@ WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'que
 GROUP BY key;
 
 -- name: waiting
--- The first that wait for a slot only, in their order. ?4: keys that have no room.
+-- The first runs that wait only for a slot, in their order. ?4: keys that have no room.
 SELECT priority, created_at, CAST(id AS BLOB),
     CAST(CASE WHEN json_valid(tags) THEN json_extract(tags, '$.key') END AS BLOB)
 FROM runs INDEXED BY runs_queued
@@ -97,7 +97,7 @@ WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = ?1 
 ORDER BY priority DESC, created_at, id LIMIT ?3;
 
 -- name: come_due
--- Those whose delay is over, the longest due first.
+-- Runs whose delay is over, the longest due first.
 SELECT priority, created_at, CAST(id AS BLOB),
     CAST(CASE WHEN json_valid(tags) THEN json_extract(tags, '$.key') END AS BLOB)
 FROM runs INDEXED BY runs_queued
@@ -113,23 +113,23 @@ SELECT count(*) - count(wake_at), count(wake_at), min(iif(wake_at IS NULL, creat
 FROM runs INDEXED BY runs_queued WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = ?1;
 
 -- name: forget_slots
--- Those whose workers are gone.
+-- Slots whose workers are gone.
 DELETE FROM slots WHERE name = ?1 AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = slots.worker);
 
 -- name: count_slots
--- How many there are, and whether one of them is this attempt's.
+-- How many slots are taken, and whether one of them is this attempt's.
 SELECT count(*), coalesce(max(run = ?2 AND call = ?3 AND worker = ?4), 0) FROM slots WHERE name = ?1;
 
 -- name: take_slot
--- Of a worker that was fenced, the row becomes that of the new one.
+-- If the row belongs to a fenced worker, the new worker takes it over.
 INSERT INTO slots (name, run, call, worker, since) VALUES (?1, ?2, ?3, ?4, ?5)
 ON CONFLICT (name, run, call) DO UPDATE SET worker = ?4, since = ?5;
 
 -- name: free_slot
--- Only its own: another worker may have taken the run over.
+-- Only the worker's own slot: another worker may have taken the run over.
 DELETE FROM slots WHERE name = ?1 AND run = ?2 AND call = ?3 AND worker = ?4;
 
 -- name: slots
--- Of workers that are there.
+-- The slots of registered workers.
 SELECT name, run, call, worker, since FROM slots
 WHERE EXISTS (SELECT 1 FROM workers WHERE workers.id = slots.worker) ORDER BY name, since, run, call;

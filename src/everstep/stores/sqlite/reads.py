@@ -1,4 +1,4 @@
-"""Reading: everything a store tells without changing anything, over a connection of its own."""
+"""Reading: everything that a store answers without changing anything, over a separate connection."""
 
 import struct
 import threading
@@ -29,15 +29,15 @@ _decode_numbers = msgspec.json.Decoder(list[int]).decode
 class Reader:
     """The one connection of a store that only reads. Any thread may use it, one at a time."""
 
-    def __init__(self, connection: apsw.Connection, path: str) -> None:
+    def __init__(self, connection: apsw.Connection, path: str, lock: threading.Lock) -> None:
         self._connection = connection
         self.where = path
         self._cursor = connection.cursor()
         self._statements = SqliteStatements(connection)
         self._sql = Texts("queries.sql", "queues.sql", "saved.sql")
-        self._lock = threading.Lock()
+        self._lock = lock
         self._is_slow = False
-        """Whether the last question had to wait for longer than a loop does."""
+        """Whether the last query waited longer than a loop may."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -45,7 +45,7 @@ class Reader:
             self._connection.close()
 
     def places(self) -> list[Row]:
-        """Return who has which place in which file of liveness locks: see `Place`."""
+        """Return the places of workers' locks: see `Place`."""
         return self.all("places")
 
     def all(self, name: str, *parameters: object) -> list[Row]:
@@ -69,7 +69,7 @@ class Reader:
             self._lock.release()
 
     def _take_lock(self) -> None:
-        """Wait for this connection's turn. While the file is locked, a loop waits once and not for each question."""
+        """Wait for this connection's turn. While the file is locked, a loop waits once and not for each query."""
         if self._is_slow:
             refuse_when_brief()
         try:
@@ -85,7 +85,7 @@ class Reader:
     def array(self, name: str, *parameters: object) -> list[Any]:
         """Return the JSON array that a query returns as its only row."""
         found: bytes = self.all(name, *parameters)[0][0]
-        # A damaged id must not keep all others from being found; nobody can claim it.
+        # A damaged id must not hide all others; no worker can claim it.
         values: list[Any] = msgspec.json.decode(found.decode("utf-8", "replace"))
         return values
 
@@ -95,12 +95,12 @@ class Reader:
 
     @cached_property
     def of_queues(self) -> QueueReads:
-        """What is read about queues and limits."""
+        """Reads about queues and limits."""
         return QueueReads(self.all, self.texts)
 
     # -- what is done otherwise here --------------------------------------------------------------------------------
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
-        """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
+        """Return a history or a part of it, as it is stored. The caller verifies it."""
         try:
             ((lowest, highest, kinds, steps, ats, sizes, packed),) = self.all(
                 "events_packed", run, generation, first, last
@@ -117,7 +117,7 @@ class Reader:
                 parts[::2],
                 strict=True,
             )
-            return list(map(tuple.__new__, repeat(EventRow), columns))  # what EventRow(…) comes down to
+            return list(map(tuple.__new__, repeat(EventRow), columns))  # what EventRow(…) does internally
         except (msgspec.MsgspecError, struct.error, ValueError, apsw.TooBigError):  # a number may be missing, too
             return self._events_singly(run, generation, first, last)
 
@@ -126,11 +126,11 @@ class Reader:
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run, read in one transaction."""
-        refuse_when_brief()  # it is many questions
+        refuse_when_brief()  # it is many queries
         try:
             with self._lock:
                 cursor = self._statements.cursor
-                cursor.execute("BEGIN")  # so that all of it is as of one moment
+                cursor.execute("BEGIN")  # so that all reads see the same moment
                 try:
                     return Moving(self._statements).dump(run)
                 finally:

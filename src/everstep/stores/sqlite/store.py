@@ -1,6 +1,7 @@
 """The SQLite store: one file, any number of processes on one machine."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -29,14 +30,14 @@ _open_here: Final["WeakSet[SqliteStore]"] = WeakSet()
 
 
 def is_open_here(path: str) -> bool:
-    """Tell whether a file, by its real path, is open as a store in this process."""
+    """Return True if a file, by its real path, is open as a store in this process."""
     return any(store.path == path for store in list(_open_here))
 
 
 class SqliteStore(SqlStore):
     """A store in a SQLite file. See `Store` for what each method promises.
 
-    `durability="power"` survives the loss of power; `"process"` only that of the process, and is quicker.
+    `durability="power"` survives the loss of power; `"process"` survives only a killed process, and is faster.
     """
 
     look_seconds = 0.0
@@ -52,29 +53,34 @@ class SqliteStore(SqlStore):
         migrate: bool = True,
         vfs: str | None = None,
     ) -> None:
-        # The real path: two names of one file must agree on the file of liveness locks beside it.
+        # The real path: two names of one file must lead to one file of liveness locks.
         self.path = real_path(os.fspath(path))
         self.url = f"sqlite:///{self.path}"
-        self.chain = ChainKeys()
-        self._clock = clock or (lambda: time.time_ns() // 1000)
+        self._durability: Durability = durability
+        self._vfs = vfs
         patience = Patience()
         writing, reading, self.is_new = open_file(
             self.path, durability=durability, patience=patience, create=create, may_migrate=migrate, vfs=vfs
         )
-        self._reader = Reader(reading, self.path)
-        self._read_with(self._reader)
+        self._reader = Reader(reading, self.path, threading.Lock())
         try:
-            self.entropy = self._read_entropy()
-            self._latest = self.noted = self._read_latest()
+            self._begin(clock)
         except BaseException:
             reading.close()
             writing.close()
             raise
-        self._writer = Writer(writing, patience, self.path, Identity(self.path))  # now all its files are there
+        # Now all its files are there.
+        self._writer = Writer(writing, patience, self.path, Identity(self.path), threading.Lock())
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"), self._reader.places)
-        self._durability: Durability = durability
-        self._vfs = vfs
         _open_here.add(self)
+
+    def _begin(self, clock: Callable[[], int] | None) -> None:
+        """Read what the store says of itself."""
+        self.chain = ChainKeys()
+        self._clock = clock or (lambda: time.time_ns() // 1000)
+        self._read_with(self._reader)
+        self.entropy = self._read_entropy()
+        self._latest = self.noted = self._read_latest()
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
@@ -86,7 +92,7 @@ class SqliteStore(SqlStore):
         _open_here.discard(self)
 
     def now(self) -> int:
-        """Return the store's clock: the machine's, unless that was set back."""
+        """Return the time by the store's clock: the machine's, unless that was set back."""
         return max(self._clock(), self._latest)
 
     def ahead(self) -> int:
@@ -95,7 +101,7 @@ class SqliteStore(SqlStore):
 
     def connect(self) -> apsw.Connection:
         """Return a new connection to the file, for an atomic step."""
-        self._writer.refuse_if_moved(now=True)  # else it might be another store's
+        self._writer.refuse_if_moved(now=True)  # otherwise it might lead to another store
         patience = Patience()
         patience.is_patient = False
         flags = apsw.SQLITE_OPEN_READWRITE
@@ -110,27 +116,27 @@ class SqliteStore(SqlStore):
         return write_in(self.path, connection, operations)
 
     def changed(self) -> bool:
-        """Tell whether another process (or another store object) has written since the last call."""
+        """Return True if another process (or another store object) has written since the last call."""
         return self._writer.changed()
 
     # -- workers ------------------------------------------------------------------------------------------------
     def register_worker(
         self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = (), about: bytes = b"{}"
     ) -> WorkerRow:
-        """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
+        """Register a worker and take its liveness lock, which the kernel frees when the process dies."""
         return self._workers.register(worker, pid, host, self.now(), lease_until, targets, about)
 
     def renew(self, worker: str, lease_until: int, at: int = 0, about: bytes | None = None) -> bool:
-        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
+        """Renew the worker's lease, and record that it is `at` now; False if it was removed."""
         self._latest = max(self._latest, at)
         return self._workers.renew(worker, lease_until, self._latest, about)
 
     def lapse(self, worker: str, lease_until: int) -> bool:
-        """Let a worker's lease have lapsed, unless it was prolonged since it was read."""
+        """Mark a worker's lease as lapsed, unless it was renewed since it was read."""
         return self._workers.lapse(worker, lease_until)
 
     def is_in_use(self) -> bool:
-        """Tell whether any process holds a liveness lock beside this store, also for a file that was here before."""
+        """Return True if any process holds a liveness lock of this store, also for an earlier file at this path."""
         return self._workers.are_any_alive()
 
     def bury_dead(self, at: int) -> list[str]:
@@ -138,17 +144,17 @@ class SqliteStore(SqlStore):
         return self._workers.bury(at)
 
     def leave(self, worker: str) -> None:
-        """Give back all runs of a worker, remove it, and note that it has ended."""
+        """Give back all runs of a worker, remove it, and record that it has ended."""
         self._workers.leave(worker, self.now())
 
     def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
-        """Note that a worker or host is gone, and fence these workers."""
+        """Record that a worker or host is gone, and fence these workers."""
         self._workers.declare_gone(gone, workers)
 
     def has_ended(self, worker: str) -> bool:
-        """Tell whether a worker provably cannot act any more."""
+        """Return True if a worker provably cannot act any more."""
         return self._is_ended_worker(worker) or self._workers.has_ended(worker)
 
     def hand_over_lock(self, worker: str) -> Callable[[], None]:
-        """Keep a worker's liveness lock beyond `close`; what is returned frees it."""
+        """Keep a worker's liveness lock after `close`. Returns a function that frees it."""
         return self._workers.hand_over_lock(worker)

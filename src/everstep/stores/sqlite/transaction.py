@@ -1,7 +1,7 @@
-"""Operations, done inside an open transaction.
+"""Operations inside an open transaction.
 
 `Operations.one` does an operation by itself and is the specification. `Transaction.together` does the same for a batch
-of one or many with a handful of statements, provided that all of it is accepted, which is the rule; if it is not, the
+of one or many with a handful of statements, provided that all of it is accepted, which is the rule; otherwise the
 caller rolls back and does the operations one by one.
 """
 
@@ -29,11 +29,11 @@ HEAD_WIDTH: Final = 10
 CHANGE_WIDTH: Final = 16
 EVENT_WIDTH: Final = 8
 WITH_KEYS: Final = 2
-"""What `entangled` says of a run whose steps have keys."""
+"""The value of `entangled` for a run whose steps have keys."""
 
 
 class SqliteStatements:
-    """The statements of queries.sql and the files beside it, on one connection."""
+    """The statements of queries.sql and the other .sql files, on one connection."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
@@ -59,14 +59,14 @@ class SqliteStatements:
         return self.write_flat(name, width, list(chain.from_iterable(rows))) if rows else 0
 
     def write_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
-        """Do a statement for rows of parameters that stand one behind the other. Returns how many rows it changed."""
+        """Do a statement for rows of parameters in one flat list. Returns how many rows it changed."""
         rows = len(values) // width
         if rows in (1, 2):
             self.cursor.execute(for_rows(name, rows), values)
             return self.connection.changes()
         changed = done = 0
         while done < rows:
-            # Of 1, 2, 4, 8, 16 or 32 rows: so there are few texts, all of them prepared once and kept by APSW.
+            # For 1, 2, 4, 8, 16 or 32 rows: so there are few statements, all of them prepared once and kept by APSW.
             count = min(ROWS_MAX, 1 << ((rows - done).bit_length() - 1))
             self.cursor.execute(for_rows(name, count), values[done * width : (done + count) * width])
             changed += self.connection.changes()
@@ -74,11 +74,11 @@ class SqliteStatements:
         return changed
 
     def replace_run(self, row: RunRow) -> None:
-        """Put another row in the place of a run's. (Triggers keep its tags.)"""
+        """Replace a run's row. (Triggers update its tags.)"""
         self.run("restart_run", *run_values(row))
 
     def lock_keys(self, keys: Sequence[str]) -> None:
-        """Do nothing: one transaction writes at a time."""
+        """Do nothing, because one transaction writes at a time."""
 
     def texts(self, values: Sequence[str]) -> str:
         """Return a JSON array."""
@@ -89,12 +89,12 @@ class SqliteStatements:
         return as_json(values)
 
     def statuses(self, values: Sequence[Status]) -> Sequence[Any]:
-        """Return seven parameters: there are no more statuses."""
+        """Return seven parameters, one for each possible status."""
         return [*dict.fromkeys(values), *[None] * 7][:7]
 
 
 class Transaction(Operations):
-    """What a connection does within a transaction. The caller begins and ends it."""
+    """A connection's operations within a transaction, which the caller begins and ends."""
 
     _statements: SqliteStatements
 
@@ -105,7 +105,9 @@ class Transaction(Operations):
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
-        """Do a batch with few statements, or return None if some would be refused; then roll back."""
+        """Do a batch with few statements, or return None if some operation would be refused; the caller then rolls
+        back.
+        """
         batch = Batch(operations)
         if batch.has_keys and self._keys.concern_others(operations):
             return [self.one(operation) for operation in operations]
@@ -133,7 +135,7 @@ class Transaction(Operations):
         return True
 
     def _move(self, appends: Sequence[Append]) -> bool:
-        """Move heads and append events, with what comes beside them; False if not all runs were as expected."""
+        """Move heads and append events with their attachments; False if not all runs were as expected."""
         heads: list[Any] = []
         changes: list[Any] = []
         events: list[Any] = []

@@ -1,4 +1,4 @@
-"""Workers: entering with a liveness lock, prolonging the lease, leaving, and burying those whose process is gone."""
+"""Workers: registering with a liveness lock, renewing the lease, leaving, and removing those whose process is gone."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,11 +18,13 @@ from everstep.stores.sqlite.queries import query
 log = logging.getLogger("everstep.store")
 
 PLACES_LOOKED_AT = 256
-"""Workers take the lowest free place, so a place beyond this is not taken by fewer of them."""
+"""The number of places that are checked for locks. Workers take the lowest free place, so only more workers than this
+use later places.
+"""
 
 
 class Place(NamedTuple):
-    """Where the liveness lock of a worker is."""
+    """The place of a worker's liveness lock."""
 
     worker: str
     place: int
@@ -31,7 +33,7 @@ class Place(NamedTuple):
 
 
 class Workers:
-    """The table `workers` and the locks that tell who of it lives."""
+    """The table `workers` and the locks that tell which of them live."""
 
     def __init__(self, writer: Writer, locks: LiveLocks, read_places: Callable[[], list[Row]]) -> None:
         self._writer = writer
@@ -39,12 +41,14 @@ class Workers:
         self._locks = locks
         self._held: dict[str, LiveLock] = {}
         self._replaced: list[LiveLock] = []
-        """Locks of workers here on files that are no longer at the path."""
+        """Locks of this process's workers on files that are no longer at the path."""
 
     def register(
         self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str], about: bytes
     ) -> WorkerRow:
-        """Enter a worker. Its lock is taken before its row can be seen, so nobody buries it in between."""
+        """Register a worker. It takes its lock before its row is visible, so that no other process removes it in
+        between.
+        """
         lock: LiveLock | None = None
         try:
             with self._writer.transaction("register_worker") as cursor:
@@ -72,7 +76,9 @@ class Workers:
         return [Place(*row) for row in self._rows()]
 
     def _places_but(self, worker: str) -> list[Place]:
-        """Return the places of all others. A dead worker of the same name gives way; a living one must not."""
+        """Return the places of all other workers. A dead worker of the same name is replaced; a living one is
+        an error.
+        """
         others: list[Place] = []
         for row in self._places():
             if row.worker != worker:
@@ -84,7 +90,7 @@ class Workers:
         return others
 
     def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> bool:
-        """Prolong a worker's lease; False if it had been buried."""
+        """Renew a worker's lease; False if it was removed."""
         lock = self._lock_at_path(worker)
         with self._writer.transaction("renew") as cursor:
             cursor.execute(query("note_time"), (at,))
@@ -92,13 +98,13 @@ class Workers:
             return self._writer.connection.changes() > 0
 
     def lapse(self, worker: str, lease_until: int) -> bool:
-        """Mark a lease as lapsed, unless it was prolonged since it was read."""
+        """Mark a lease as lapsed, unless it was renewed since it was read."""
         with self._writer.transaction("renew") as cursor:
             cursor.execute(query("lapse"), (worker, lease_until))
             return self._writer.connection.changes() > 0
 
     def _lock_at_path(self, worker: str) -> LiveLock | None:
-        """Return a worker's lock. If the file was deleted or replaced, it is taken again on the one that is there.
+        """Return a worker's lock. If the file was deleted or replaced, the lock is taken again on the new file.
 
         The old one is kept as well: it is open in this process, so no other file can get its inode.
         """
@@ -118,8 +124,8 @@ class Workers:
     def bury(self, at: int) -> list[str]:
         """Remove workers that are gone, and return their ids.
 
-        Of those whose end is proven that is noted. One whose lock cannot be looked at is removed when its lease has
-        lapsed, and nothing is noted: it may still act.
+        A proven end is recorded. A worker whose lock cannot be checked is removed when its lease has lapsed, and no end
+        is recorded: it may still act.
         """
         if all(self._may_live(row, at) for row in self._read_places()):
             return []
@@ -139,13 +145,13 @@ class Workers:
         return row.lease_until > at and not worker_has_ended(row.worker)
 
     def _is_gone(self, row: Place) -> bool:
-        """Tell whether the kernel says that a worker's process has ended."""
+        """Return True if the kernel says that a worker's process has ended."""
         if row.lock_file == self._locks.identity() and not self._locks.is_held(row.place):
             return True
         return worker_has_ended(row.worker)
 
     def has_ended(self, worker: str) -> bool:
-        """Tell whether a worker that has a row has provably ended, and is only not buried yet."""
+        """Return True if a worker that has a row has provably ended, and is only not removed yet."""
         return any(row.worker == worker and self._is_gone(row) for row in self._read_places())
 
     def _note_end(self, cursor: apsw.Cursor, worker: str, at: int) -> None:
@@ -153,11 +159,11 @@ class Workers:
         cursor.execute(query("note_ended_worker"), (worker, at))
 
     def are_any_alive(self) -> bool:
-        """Tell whether anybody holds a lock on any place, whether or not there is a row for it."""
+        """Return True if any process holds a lock on any place, with or without a row for it."""
         return any(self._locks.is_held(place) for place in range(1, PLACES_LOOKED_AT + 1))
 
     def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
-        """Note that a worker or host is gone, and fence these workers."""
+        """Record that a worker or host is gone, and fence these workers."""
         with self._writer.transaction("bury") as cursor:
             for worker in workers:
                 cursor.execute(query("fence_runs"), (worker,))
@@ -165,7 +171,7 @@ class Workers:
             cursor.execute(query("declare_gone"), gone)
 
     def leave(self, worker: str, at: int) -> None:
-        """Give back all runs of a worker, remove it, note that it has ended, and only then free its lock."""
+        """Give back all runs of a worker, remove it, record that it has ended, and only then free its lock."""
         with self._writer.transaction("leave") as cursor:
             cursor.execute(query("give_back"), (worker,))
             cursor.execute(query("forget_worker"), (worker,))
@@ -175,7 +181,7 @@ class Workers:
             lock.release()
 
     def hand_over_lock(self, worker: str) -> Callable[[], None]:
-        """Let a worker's lock outlive this store; what is returned frees it."""
+        """Keep a worker's lock after this store is closed. Returns a function that frees it."""
         locks = [lock for lock in (self._held.pop(worker, None), *self._replaced) if lock is not None]
         self._replaced = []
 

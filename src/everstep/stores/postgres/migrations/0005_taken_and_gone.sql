@@ -1,10 +1,10 @@
 -- Compatible with the version before.
 
--- Who may have a slot of a queue (kind `queue`) or of a named limit (`limit`): where to look, not what is true. Whether
+-- Candidates for slots of a queue (kind `queue`) or of a named limit (`limit`): where to look, not what is true. Whether
 -- an entry still has its slot is said by the run's row, or the row in `slots`.
 --
 -- An index on those would have an entry for every run that ever began, for as long as any transaction can see the past:
--- then neither a vacuum nor anybody else may remove what is dead, and every count walks over all of it. Here nothing is
+-- then nothing, not even a vacuum, may remove what is dead, and every count walks over all of it. Here nothing is
 -- deleted one by one. What is begun is written behind the last entry; after a while the entries that still count are
 -- copied to the next page, and the page before is never read again. So a count reads a few entries for each slot,
 -- whatever has happened since.
@@ -63,8 +63,8 @@ BEGIN
 END
 $note$;
 
--- Triggers, so that what workers of the release before begin has its entry as well. They have the rights of whoever
--- migrated: the role of such a worker may have none on a new table yet.
+-- Triggers, so that starts by workers of the previous release have entries as well. They have the rights of the role that
+-- migrated, because the role of such a worker may have none on a new table yet.
 CREATE FUNCTION everstep.note_begun() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $note$
 BEGIN
@@ -107,8 +107,8 @@ WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'que
 INSERT INTO everstep.taken (kind, name, page, place, run, call)
 SELECT 'limit', name, 0, pg_catalog.row_number() OVER (PARTITION BY name ORDER BY run, call), run, call FROM everstep.slots;
 
--- Workers and hosts of which somebody has said that they are gone for good: who said so, when and why. `name` is the
--- id of a worker (kind `worker`), or of a host (`host`), on which whatever had begun before that time has ended.
+-- Workers and hosts that a person has declared gone for good: who said so, when and why. `name` is the
+-- id of a worker (kind `worker`), or of a host (`host`), on which everything that had begun before that time has ended.
 CREATE TABLE everstep.gone_workers (
     kind text COLLATE "C" NOT NULL,
     name text COLLATE "C" NOT NULL,

@@ -9,7 +9,7 @@ CREATE TABLE meta (
 -- What the keys of shared actions derive from, so that no two stores share one.
 INSERT INTO meta (name, value) VALUES ('entropy', lower(hex(randomblob(16))));
 
--- The columns that grow large stand last, so that reading the others does not follow their overflow pages.
+-- The columns that grow large are last, so that reading the others does not follow their overflow pages.
 CREATE TABLE runs (
     id TEXT NOT NULL PRIMARY KEY,
     workflow TEXT NOT NULL,
@@ -38,7 +38,7 @@ CREATE TABLE runs (
     budget BLOB
 ) STRICT;
 
--- A run that wants a driver is in exactly one of the next four, an ended one in none: an idle worker looks only here.
+-- A run that needs a driver is in exactly one of the next four indexes, an ended one in none: an idle worker reads only these.
 CREATE INDEX runs_free ON runs (priority DESC, created_at, workflow, queue)
     WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'));
 -- Those that wait in a queue: for a slot, and if there is a wake_at, first for their time. The tag `key` is what the limit
@@ -59,7 +59,7 @@ CREATE INDEX runs_created ON runs (created_at);
 CREATE INDEX runs_status ON runs (status, created_at);
 CREATE INDEX runs_parent ON runs (parent) WHERE parent IS NOT NULL;
 
--- With a rowid: events of runs that write together lie side by side, so a batch touches few pages; the key is an index of
+-- With a rowid: events of runs that write together are adjacent, so a batch touches few pages; the key is an index of
 -- its own. Clustered by the key instead, a batch of a hundred runs with long histories took twice the time.
 CREATE TABLE events (
     run TEXT NOT NULL,
@@ -82,7 +82,7 @@ CREATE INDEX events_asking ON events (run, generation) WHERE kind = 'approval_as
 --
 -- Each row that is inserted here moves the head of a run and appends its next one or two events. If a run is not as
 -- expected, the statement is undone. Without a status the run stays `running` under the same owner: that leaves alone every
--- column of `runs` that an index has or asks about. An end must concern nobody else. A row without a run does nothing: it
+-- column of `runs` that an index has or tests. An end must concern no other run. A row without a run does nothing: it
 -- fills a statement up to one of few lengths.
 CREATE VIEW moves (
     run, generation, epoch, expected_seq, expected_digest, at, current_step, published, head_seq, head_digest,
@@ -192,7 +192,7 @@ CREATE INDEX signals_pending ON signals (run) WHERE state = 'pending';
 -- A `child` or `key` delivery has its call as id, which comes again, so it is not meant here.
 CREATE UNIQUE INDEX signals_id ON signals (run, kind, id) WHERE id <> '' AND kind NOT IN ('child', 'key');
 
--- Where answers to requests stand: an index of events, which are what counts. The first answer to a request stays.
+-- Which events hold the answers to requests: an index, the events are what counts. The first answer to a request stays.
 CREATE TABLE answers (
     run TEXT NOT NULL,
     number INTEGER NOT NULL,
@@ -218,7 +218,7 @@ CREATE TABLE streams (
     PRIMARY KEY (run, generation, name, position)
 ) STRICT;
 
--- Who is told of a run's end, once: the row goes when that has happened.
+-- The followers of runs. A follower receives the end once: then its row is deleted.
 CREATE TABLE followers (
     run TEXT NOT NULL,
     follower TEXT NOT NULL,
@@ -228,8 +228,8 @@ CREATE TABLE followers (
 
 CREATE INDEX followers_follower ON followers (follower);
 
--- The keys of effects: who has one, and the outcome that all who ask for it share. They outlive their runs. With a rowid,
--- for an outcome may be large.
+-- The keys of effects: their owners, and the outcomes that other steps share. They outlive their runs. With a rowid,
+-- because an outcome may be large.
 CREATE TABLE effects (
     key TEXT NOT NULL PRIMARY KEY,
     state TEXT NOT NULL,
@@ -253,7 +253,7 @@ CREATE TABLE effects (
 CREATE INDEX effects_run ON effects (run, state);
 CREATE INDEX effects_changed ON effects (changed_at, key);
 
--- Who is told when a key changes, once: the row goes when that has happened.
+-- The steps that wait for a key. A waiter receives its change once: then its row is deleted.
 CREATE TABLE waiters (
     key TEXT NOT NULL,
     run TEXT NOT NULL,
@@ -295,7 +295,7 @@ CREATE TABLE archive (
 
 CREATE INDEX archive_run ON archive (run);
 
--- Who is to be told of a hold, written with it. `target` is a name; addresses and secrets are never stored.
+-- The notifications of a hold, written with it. `target` is a name; addresses and secrets are never stored.
 CREATE TABLE notifications (
     id TEXT NOT NULL PRIMARY KEY,
     hold TEXT NOT NULL,
@@ -316,7 +316,7 @@ CREATE INDEX notifications_claimed ON notifications (target, next_at)
     WHERE state = 'pending' AND claimed_by IS NOT NULL;
 CREATE INDEX notifications_undelivered ON notifications (created_at) WHERE state IN ('pending', 'given up');
 
--- What is started at which times. `definition` and `state` are JSON that only the engine reads; whoever changes a row
+-- Schedules. `definition` and `state` are JSON that only the engine reads; every change of a row
 -- raises its revision.
 CREATE TABLE schedules (
     name TEXT NOT NULL PRIMARY KEY,
@@ -363,8 +363,8 @@ CREATE TABLE deletions (
     at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Runs by their tags, newest last. Whoever inserts a run inserts these, if it has any: a trigger would cost every start.
--- The triggers keep them the same as the column, whoever changes that.
+-- Runs by their tags, newest last. The operation that inserts a run inserts these: a trigger would cost every start.
+-- The triggers keep them equal to the column when that changes.
 CREATE TABLE tagged (
     name TEXT NOT NULL,
     value TEXT NOT NULL,
@@ -388,7 +388,7 @@ CREATE TRIGGER runs_untagged AFTER DELETE ON runs WHEN OLD.tags <> '{}' AND json
         AND (name, value) IN (SELECT key, value FROM json_each(OLD.tags));
 END;
 
--- What was said about queues of runs (kind `queue`) and named limits of steps (`limit`). One of which nothing was said
+-- The settings of queues of runs (kind `queue`) and named limits of steps (`limit`). One that was never configured
 -- needs no row. `full_at` is when the bucket of its rate will be full.
 CREATE TABLE queues (
     kind TEXT NOT NULL,
@@ -404,7 +404,7 @@ CREATE TABLE queues (
     PRIMARY KEY (kind, name)
 ) STRICT, WITHOUT ROWID;
 
--- Attempts at steps that have a slot of a named limit, while they have it. That of a worker which is gone counts no more.
+-- Attempts at steps that have a slot of a named limit, while they have it. A slot of a worker that is gone does not count.
 CREATE TABLE slots (
     name TEXT NOT NULL,
     run TEXT NOT NULL,
@@ -414,7 +414,7 @@ CREATE TABLE slots (
     PRIMARY KEY (name, run, call)
 ) STRICT, WITHOUT ROWID;
 
--- Threads that frameworks save here: who runs one, or did last.
+-- Threads that frameworks save here, with the worker that runs one, or did last.
 CREATE TABLE saved_threads (
     thread TEXT NOT NULL PRIMARY KEY,
     owner TEXT,
@@ -423,7 +423,7 @@ CREATE TABLE saved_threads (
     born INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- The states of threads; like the next two with a rowid, for rows of about a kilobyte would each take a page in the
+-- The states of threads; like the next two with a rowid, because rows of about a kilobyte would each take a page in the
 -- tree of a primary key. `origin` is what the framework calls the run that made one.
 CREATE TABLE saved_states (
     thread TEXT NOT NULL,
@@ -451,7 +451,7 @@ CREATE TABLE saved_parts (
     PRIMARY KEY (thread, namespace, channel, series, number)
 ) STRICT;
 
--- What calls in a state came to. They may be here before their state.
+-- The results of calls in a state. They may arrive before their state.
 CREATE TABLE saved_writes (
     thread TEXT NOT NULL,
     namespace TEXT NOT NULL,
@@ -465,7 +465,7 @@ CREATE TABLE saved_writes (
     PRIMARY KEY (thread, namespace, state, call, place)
 ) STRICT;
 
--- What frameworks remember apart from threads.
+-- What frameworks remember outside of threads.
 CREATE TABLE saved_items (
     namespace TEXT NOT NULL,
     key TEXT NOT NULL,

@@ -1,10 +1,10 @@
 -- Compatible with the version before.
 
--- Who was told of a run's end: whoever deletes that run asks whether one of them may still need it.
+-- The runs that have received a run's end: before that run is deleted, its worker checks whether one of them may still need it.
 CREATE INDEX signals_child ON signals (name, run) WHERE kind = 'child';
 
--- Keys that a fork or a retried run counts on, because it goes back over what was done under them: they are not forgotten
--- while that run may go on.
+-- Keys that a fork or a retried run depends on, because it goes back over what was done under them: they are not forgotten
+-- while that run may continue.
 CREATE TABLE relied (
     key TEXT NOT NULL,
     run TEXT NOT NULL,
