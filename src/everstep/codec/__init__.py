@@ -5,10 +5,11 @@ from everstep.codec.canonical import is_same, meaning_digest
 from everstep.codec.codec import Arguments, Codec, error_facts, is_immutable_scalar
 from everstep.codec.conversion import as_declared, converted
 from everstep.codec.signature import Live, Signature
-from everstep.codec.tables import ANY, Types, register, types_of
+from everstep.codec.tables import ANY, PLAIN, Types, register, types_of
 
 __all__ = [
     "ANY",
+    "PLAIN",
     "Arguments",
     "Codec",
     "Live",

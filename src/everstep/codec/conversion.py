@@ -8,7 +8,6 @@ it is.
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import PurePath
 from types import UnionType
 from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 
@@ -51,8 +50,7 @@ def as_declared(value: Any, annotation: Any) -> Any:
     """
     if type(value) is annotation:
         return value
-    kind = get_origin(annotation) or annotation
-    is_one = isinstance(kind, type) and isinstance(value, kind)
+    is_one = _is_one(value, get_origin(annotation) or annotation)
     try:
         made = converted(value, annotation).value
     except NotDecodable:
@@ -64,6 +62,13 @@ def as_declared(value: Any, annotation: Any) -> Any:
     if is_one and (made == value or (is_a(value, tuple, set, frozenset) and list(value) == made)):
         return value
     return made
+
+
+def _is_one(value: Any, kind: Any) -> bool:
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a TypedDict, a protocol, `Any`: nothing is an instance of these
+        return False
 
 
 class _Unfit(Exception):
@@ -215,7 +220,8 @@ def _maker(cls: type) -> Callable[[Any], Any] | None:
     if (registered := registered_by_type.get(cls)) is not None and registered.has_own_codec:
         return registered.kind.load
     make: Any = cls
-    if issubclass(cls, PurePath):
+    pathlib = sys.modules.get("pathlib")  # a path can only be declared where it was imported
+    if pathlib is not None and issubclass(cls, pathlib.PurePath):
         return lambda given: make(_text(given))
     if cls.__module__ == "numpy" and hasattr(cls, "dtype") and hasattr(cls, "item"):  # its scalars
         return lambda given: make(_number(given))

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import ANY, Codec
+from everstep.codec import PLAIN, Codec
 from everstep.engine.app.app import App
 from everstep.engine.code import asyncio_parts, start
 from everstep.engine.code.loop import WorkflowLoop
@@ -235,7 +235,7 @@ class Life:
             number = sum(1 for one in inbox if one.state == "consumed")
             values = self._ask.requests.get(name, [])
             if number < len(values) and all(one.state != "pending" for one in inbox):
-                payload = self._app.codec.encode(values[number], ANY, f"the request {name!r}")
+                payload = self._app.codec.encode(values[number], PLAIN, f"the request {name!r}")
                 post = Post(run, "request", name, f"crashtest-{name}-{number + 1}", payload, self._clock.now())
                 await posted(self._app, post)
                 return True

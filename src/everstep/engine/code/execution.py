@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from everstep.codec import ANY, Codec, Types, converted, is_same
+from everstep.codec import PLAIN, Codec, Types, converted, is_same
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, code_here, persons_line, where_is
 from everstep.effects.witnesses import Taken
@@ -525,7 +525,7 @@ class Execution:
         """Publish a value that anyone can read once it is durable."""
         self.require_live()
         try:
-            payload = self.codec.encode(value, ANY, f"publish({name!r})")
+            payload = self.codec.encode(value, PLAIN, f"publish({name!r})")
         except (MemoryError, OSError) as error:
             self.note_refusal(error)
             raise

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import ANY, converted, meaning_digest, plain_type
+from everstep.codec import PLAIN, converted, meaning_digest, plain_type
 from everstep.engine.code.approvals import arguments_payload, is_about
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, load_now, refuse_no_status
@@ -141,7 +141,7 @@ async def approve(
             "with `everstep approvals`."
         )
     given = {"answer": answer, "by": by} | ({"note": note} if note else {})
-    payload = app.codec.encode(given, ANY, f"the answer to {asked.what!r}")
+    payload = app.codec.encode(given, PLAIN, f"the answer to {asked.what!r}")
     _refuse_other_type(app, asked, answer, payload)
     number = f":{asked.rejected}" if asked.rejected else ""
     post = Post(run, "signal", APPROVAL + asked.id, f"{APPROVAL}{asked.id}{number}", payload, app.clock.now())

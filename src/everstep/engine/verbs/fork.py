@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import ANY
+from everstep.codec import PLAIN
 from everstep.engine.code.execution import OUTCOMES
 from everstep.engine.code.start import new_entropy, start_arguments
 from everstep.engine.code.workflow import DECLARED
@@ -301,7 +301,7 @@ def _arguments(app: Host, workflow: str, args: Sequence[Any], payloads: dict[str
 def _edited(app: Host, run: str, event: Recorded, value: Any, payloads: dict[str, bytes]) -> tuple[str, ev.Body]:
     """Return the outcome that replaces a recorded one."""
     body = event.body
-    raw, ref = _packed(app.codec.encode(value, ANY, "the outcome"), payloads)
+    raw, ref = _packed(app.codec.encode(value, PLAIN, "the outcome"), payloads)
     if event.kind in ("step_completed", "step_failed"):
         given = ev.StepCompleted(body.call, raw, ref, body.attempt, body.seconds, adopted=True, early=body.early)
         given.secret, given.charged = body.secret, body.charged
