@@ -119,6 +119,19 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     item.user_properties.append(("trials", FIGURES.trials + FIGURES.losses - before))
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A store of each kind that several processes can use, which is not there yet."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "runs.db")
+        return
+    from tests.postgres.server import server  # a run of tests without PostgreSQL does not need its driver
+
+    schema = server().fresh_schema()
+    yield server().url(schema)
+    server().drop(schema)
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     """One file, one clock, and the apps on it, which are stopped when the test has ended."""

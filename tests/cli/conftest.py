@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from everstep.cli import main
 from everstep.engine.code.workflow import DECLARED
 from tests import forked
 from tests.forked import Program
-from tests.waiting import open_sqlite, stop_between_writes
+from tests.waiting import open_sqlite, stop_between_writes, wait_until
 
 PATIENCE_SECONDS = 30.0
 INSTRUCTIONS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -131,10 +130,7 @@ class Folder:
         connection.close()
 
     def wait_for(self, happened: Callable[[], Any]) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while not happened():
-            assert time.monotonic() < until, "it did not happen"
-            time.sleep(0.02)
+        wait_until(happened, "it did not happen")
 
     def effects(self) -> list[str]:
         path = self.path / "effects.txt"

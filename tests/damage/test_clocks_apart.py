@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,6 @@ HOUR = 3600 * 1_000_000
 DAY = 24 * HOUR
 LEASE_SECONDS = 4.0
 NAMES = sorted(f"{effect}-{n}" for effect in ("once", "repeat") for n in range(5))
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield str(tmp_path / "runs.db")
-        return
-    pytest.importorskip("psycopg")
-    from tests.postgres.server import server
-
-    schema = server().fresh_schema()
-    yield server().url(schema)
-    server().drop(schema)
 
 
 def spawn(url: str, folder: Path, role: str, shift: int = 0, rate: float = 1.0) -> forked.Program:

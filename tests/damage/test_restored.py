@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from everstep.stores.sqlite import SqliteStore
 from everstep.testing.ledger import Ledger, Mode
 from tests import forked
 from tests.forked import Program
-from tests.waiting import open_raw
+from tests.waiting import open_raw, wait_until
 
 PROGRAM = Path(__file__).with_name("restoring.py")
 EFFECTS = 56
@@ -54,10 +53,7 @@ class Place:
         return [(entry["effect"], entry["key"], entry["arguments"]) for entry in entries]
 
     def until(self, happened: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 60
-        while not happened():
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.005)
+        wait_until(happened, lambda: self.output())
 
     def until_rest(self) -> None:
         self.until((self.folder / "rest").exists)

@@ -510,14 +510,17 @@ async def test_closing_waits_for_an_atomic_body_that_runs(machine: Machine) -> N
     stop = Stop()
 
     def body(connection: sqlite3.Connection, item: str) -> str:
-        stop.reached.set()
-        time.sleep(0.2)
+        stop()
         return sell(connection, item)
 
     flow = selling_flow(shop.path, body)
     app, _ = await machine.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
-    await machine.stop(app)
+    closing = asyncio.ensure_future(machine.stop(app))
+    await machine.until(lambda: app.draining)
+    assert not closing.done()
+    stop.opened.set()
+    await closing
     assert shop.sales() == ["lamp"]
     assert "step_completed" in machine.kinds("r")
 

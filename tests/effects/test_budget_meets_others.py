@@ -14,6 +14,7 @@ from tests.damage.chained import KEY, booted
 from tests.effects.shown import MARK, everything_shown, shown_to_programs
 from tests.effects.spending import charged_in
 from tests.engine.resume_helpers import Machine
+from tests.worlds.judging import failed
 from tests.worlds.ledger import BROKEN, PAID
 
 
@@ -60,10 +61,7 @@ async def refunding() -> str:
 
 async def test_an_outcome_that_a_retry_keeps_costs_nothing_and_needs_no_room(machine: Machine) -> None:
     """There is neither the money nor a third attempt for another payment: the one that was made is paid for."""
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(refunding, id="r")
+    app = await failed(machine, refunding, "a")
     assert used(machine) == (0.40, 2)
     await app.retry("r", across_once=True)
     with pytest.raises(ValueError, match="a"):

@@ -11,6 +11,7 @@ from everstep.errors import CompensationBegun, CrossesOnce, Uncompensated
 from everstep.stores.rows.keys import EffectFilter
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine
+from tests.worlds.judging import failed
 from tests.worlds.ledger import BROKEN, PAID
 
 
@@ -51,10 +52,7 @@ async def refunding() -> str:
 
 
 async def test_a_retry_over_a_payment_that_was_made_after_the_failure_is_refused(machine: Machine) -> None:
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(refunding, id="r")
+    app = await failed(machine, refunding, "a")
     BROKEN.clear()
     before = machine.dump()
     for attempt in range(2):
@@ -66,10 +64,7 @@ async def test_a_retry_over_a_payment_that_was_made_after_the_failure_is_refused
 
 
 async def test_what_somebody_allows_is_recorded_and_goes_on(machine: Machine) -> None:
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(refunding, id="r")
+    app = await failed(machine, refunding, "a")
     BROKEN.clear()
     await app.retry("r", by="ann", across_once=True)
     assert await app.get("r").result(timeout=60) == "afee 2"
@@ -80,10 +75,7 @@ async def test_what_somebody_allows_is_recorded_and_goes_on(machine: Machine) ->
 
 
 async def test_if_the_code_comes_there_again_it_gets_the_outcome_and_does_not_pay_again(machine: Machine) -> None:
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(refunding, id="r")
+    app = await failed(machine, refunding, "a")
     await app.retry("r", across_once=True)
     with pytest.raises(ValueError, match="a"):
         await app.get("r").result(timeout=60)
@@ -145,10 +137,7 @@ async def test_each_outcome_is_given_once_and_the_next_call_pays(machine: Machin
             raise
         return [await pay("same"), await pay("same"), await pay("other")]
 
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(counting, id="r")
+    app = await failed(machine, counting, "a")
     BROKEN.clear()
     await app.retry("r", across_once=True)
     assert await app.get("r").result(timeout=60) == ["same 1", "same 2", "other 3"]
@@ -169,10 +158,7 @@ async def test_after_a_restart_what_was_given_is_not_given_again(machine: Machin
         await everstep.receive("word", str)
         return [first, await pay("same")]
 
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(slowly, id="r")
+    app = await failed(machine, slowly, "a")
     BROKEN.clear()
     await app.retry("r", across_once=True)
     await machine.until_status("r", "waiting")
@@ -196,10 +182,7 @@ async def test_what_has_certainly_not_happened_is_no_reason_to_refuse(machine: M
                 pass
             raise failure
 
-    BROKEN.update(("a", "never"))
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(trying, id="r")
+    app = await failed(machine, trying, "a", "never")
     BROKEN.clear()
     assert await app.run(trying, id="r", on_existing="retry") == "a"
     assert await sound(machine)
@@ -210,10 +193,7 @@ async def test_what_was_paid_before_the_failure_is_not_crossed(machine: Machine)
     async def orderly() -> str:
         return await pay("first") + await load("a")
 
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(orderly, id="r")
+    app = await failed(machine, orderly, "a")
     BROKEN.clear()
     assert await app.run(orderly, id="r", on_existing="retry") == "first 1a"
     assert paid() == ["first"]
@@ -237,10 +217,7 @@ async def test_a_child_that_paid_after_the_failure_counts_as_well(machine: Machi
             await middle()
             raise
 
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(outer, id="r")
+    app = await failed(machine, outer, "a")
     BROKEN.clear()
     with pytest.raises(CrossesOnce, match=r"pay of r\.2\.1 \(event 3\)"):
         await app.retry("r")
@@ -278,10 +255,7 @@ AFTER_THE_RETRY = ["run_retried", "step_started", "step_failed", "step_started",
 @pytest.mark.parametrize("place", [0, 1, 2, 4])  # the kept step and its outcome, 3 and 4, are one unit
 async def test_a_crash_at_any_event_after_the_retry_pays_nothing_twice(machine: Machine, place: int) -> None:
     """The history is cut after each event in turn, as a crash would, and the run goes on from there."""
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(refunding, id="r")
+    app = await failed(machine, refunding, "a")
     await app.retry("r", across_once=True)
     with pytest.raises(ValueError, match="a"):
         await app.get("r").result(timeout=60)
@@ -377,10 +351,7 @@ async def undoing_with_child() -> str:
 
 
 async def test_what_a_child_has_undone_itself_is_no_reason_to_refuse_and_happens_again(machine: Machine) -> None:
-    BROKEN.update({"a", "child"})
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(undoing_with_child, id="r")
+    app = await failed(machine, undoing_with_child, "a", "child")
     assert paid() == ["child's", "refund child's"]
     BROKEN.discard("child")
     with pytest.raises(ValueError, match="a"):
@@ -400,10 +371,7 @@ async def undone_after() -> str:
 
 
 async def test_a_run_that_has_undone_what_it_did_is_not_retried_whatever_is_allowed(machine: Machine) -> None:
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(undone_after, id="r")
+    app = await failed(machine, undone_after, "a")
     assert paid() == ["fine", "refund fine"]
     BROKEN.clear()
     before = machine.dump()
@@ -431,10 +399,7 @@ async def keyed_after() -> str:
 
 
 async def test_a_step_with_a_key_is_guarded_by_that_and_its_own_run_shares_it(machine: Machine) -> None:
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(keyed_after, id="r")
+    app = await failed(machine, keyed_after, "a")
     BROKEN.clear()
     assert await app.run(keyed_after, id="r", on_existing="retry") == "aone 1"
     assert paid() == ["one"]
@@ -463,10 +428,7 @@ async def meets(value: str) -> str:
 
 
 async def test_a_kept_outcome_is_one_effect_for_a_rollback_before_and_after_it_is_given(machine: Machine) -> None:
-    BROKEN.update({"a", "handler"})
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(kept_then_waits, id="r")
+    app = await failed(machine, kept_then_waits, "a", "handler")
     BROKEN.discard("handler")
     await app.retry("r", across_once=True)
     await machine.until_status("r", "waiting")
@@ -480,10 +442,7 @@ async def test_a_kept_outcome_is_one_effect_for_a_rollback_before_and_after_it_i
 
 
 async def test_an_outcome_that_was_kept_and_never_asked_for_again_is_an_effect_still(machine: Machine) -> None:
-    BROKEN.update({"a", "handler"})
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(kept_then_waits, id="r")
+    app = await failed(machine, kept_then_waits, "a", "handler")
     BROKEN.clear()
     await app.retry("r", across_once=True)
     await machine.until_status("r", "waiting")

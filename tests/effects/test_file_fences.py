@@ -9,8 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from everstep.stores.opening import open_store
 from tests.effects.test_once_kills import wait_until_stopped
 from tests.engine.resume_helpers import PRELUDE, Machine
 from tests.forked import Program
+from tests.waiting import wait_until
 
 PROGRAM = PRELUDE + textwrap.dedent("""
     import contextlib, fcntl, json, shutil, threading
@@ -167,13 +167,6 @@ def opened(url: str) -> Iterator[Any]:
         store.close()
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not become so"
-        time.sleep(0.01)
-
-
 def points_of(folder: Path, effect: str) -> list[Point]:
     """Return every point inside an effect, from a process that is left alone."""
     life = Life(folder, effect)
@@ -201,7 +194,7 @@ def stop_and_wake(life: Life, point: Point, *, kill: bool = False) -> str:
         life.take_away()
         second = life.spawn()
         if point.is_locked:
-            until(lambda: life.attempts() == 2 or second.poll() is not None)
+            wait_until(lambda: life.attempts() == 2 or second.poll() is not None)
             if second.poll() is not None or life.content() != before:
                 return f"{point}: it was written beside the holder: {before} {life.content()}"
             os.kill(first.pid, signal.SIGKILL if kill else signal.SIGCONT)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.ledger import Ledger
 from tests.forked import Program
+from tests.waiting import wait_until
 
 PROGRAM = Path(__file__).with_name("keyed.py")
 KEYS = 200
@@ -55,15 +55,12 @@ class Place:
         finally:
             store.close()
 
-    def until(self, what: str, seconds: float = 60.0) -> None:
+    def until(self, what: str) -> None:
         """Wait until a run of the store has a status: `b is waiting`."""
         run, _, status = what.partition(" is ")
-        deadline = time.monotonic() + seconds
         store = self.store()
         try:
-            while (row := store.run(run)) is None or row.status != status:
-                assert time.monotonic() < deadline, f"{what}? {row}\n{self.output()}"
-                time.sleep(0.01)
+            wait_until(lambda: (row := store.run(run)) is not None and row.status == status, self.output)
         finally:
             store.close()
 
@@ -95,10 +92,9 @@ def test_two_processes_race_for_two_hundred_keys_and_each_is_used_once(place: Pl
     points = place.folder / "points"
     counted = {"EVERSTEP_CRASH_COUNT": str(points)}
     racers = [place.spawn("race", name, str(KEYS), **counted) for name in ("left", "right")]
-    deadline = time.monotonic() + 60
-    while not all((place.folder / f"{name}.ready").exists() for name in ("left", "right")):
-        assert time.monotonic() < deadline, place.output()
-        time.sleep(0.01)
+    wait_until(
+        lambda: all((place.folder / f"{name}.ready").exists() for name in ("left", "right")), lambda: place.output()
+    )
     (place.folder / "go").touch()
     assert [racer.wait(150) for racer in racers] == [0, 0], place.output()
     left, right = (json.loads(place.end(name)) for name in ("left", "right"))

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from everstep.testing.ledger import Ledger
 from tests import forked
 from tests.crash.figures import note_again
 from tests.forked import Program
-from tests.waiting import is_locked
+from tests.waiting import is_locked, wait_until
 
 PAYMENTS = Path(__file__).with_name("payments.py")
 CONTRACTS = ("repeat", "repeat, keys forgotten", "once", "once, probed")
@@ -230,9 +229,7 @@ def test_a_stopped_worker_may_still_act_so_nobody_else_does(tmp_path: Path, ledg
         if contract == "once, probed":
             assert f"pid {stopped.pid}" in hold.summary, "it says where the first may still run"
         os.kill(stopped.pid, signal.SIGCONT)
-        deadline = time.monotonic() + 60
-        while life.applied() == 0 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: life.applied() != 0)
         assert stopped.wait(30) == 0
     finally:
         stopped.kill()
@@ -278,7 +275,4 @@ def completed(life: Life) -> Any:
 
 
 def wait_until_stopped(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while ") T " not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < deadline, "it was not stopped"
-        time.sleep(0.01)
+    wait_until(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text(), "it was not stopped")

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.ledger import Ledger, Mode
 from tests import forked
-from tests.waiting import open_raw
+from tests.waiting import open_raw, wait_until
 
 COMMAND = re.compile(r"^ +(everstep resolve .*)$", re.MULTILINE)
 
@@ -109,12 +108,9 @@ def killed_inside(desk: Desk, place: str, workflow: str) -> int:
     return process.pid
 
 
-def wait_for_end(desk: Desk, seconds: float = 60.0) -> tuple[str, Any]:
-    until = time.monotonic() + seconds
-    while (row := desk.row())[0] not in ("completed", "failed", "cancelled"):
-        assert time.monotonic() < until, row
-        time.sleep(0.05)
-    return row
+def wait_for_end(desk: Desk) -> tuple[str, Any]:
+    wait_until(lambda: desk.row()[0] in ("completed", "failed", "cancelled"), desk.row)
+    return desk.row()
 
 
 class Worker:
@@ -241,10 +237,7 @@ def held_again(desk: Desk, command: str) -> None:
     before = {one["id"] for one in json.loads(desk.look("holds", "--json"))}
     with Worker(desk):
         desk.shell(command)
-        until = time.monotonic() + 60
-        while {one["id"] for one in json.loads(desk.look("holds", "--json"))} in (before, set()):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_until(lambda: {one["id"] for one in json.loads(desk.look("holds", "--json"))} not in (before, set()))
 
 
 def desk_in(folder: Path, ledger: Ledger) -> Desk:
@@ -348,10 +341,7 @@ def test_after_a_restore_the_question_comes_with_commands_that_end_the_run(tmp_p
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    until = time.monotonic() + 60
-    while "timer_started" not in desk.shell("everstep history m-1 --json || true"):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until(lambda: "timer_started" in desk.shell("everstep history m-1 --json || true"))
     waiting.kill()
     waiting.wait(30)
     desk.shell("everstep restored")

@@ -13,6 +13,7 @@ from everstep.errors import CrossesOnce, Misuse
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Machine
 from tests.waiting import open_raw
+from tests.worlds.judging import failed
 from tests.worlds.ledger import ASKED, BROKEN, PAID
 
 
@@ -132,10 +133,7 @@ async def crossing_loop() -> list[str]:
 
 
 async def test_an_outcome_that_was_kept_survives_a_jump_and_is_given_once(machine: Machine) -> None:
-    BROKEN.add("first")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="first"):
-        await app.run(crossing_loop, id="r")
+    app = await failed(machine, crossing_loop, "first")
     BROKEN.clear()
     with pytest.raises(CrossesOnce):
         await app.retry("r")
@@ -177,10 +175,7 @@ async def booking() -> str:
 
 
 async def test_an_atomic_step_after_the_failure_is_neither_forgotten_nor_repeated(machine: Machine) -> None:
-    BROKEN.add("first")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="first"):
-        await app.run(booking, id="r")
+    app = await failed(machine, booking, "first")
     with pytest.raises(CrossesOnce, match="book"):
         await app.retry("r")
     await app.retry("r", across_once=True)
@@ -207,10 +202,7 @@ async def keyed() -> str:
 
 
 async def test_a_step_with_a_key_of_its_own_is_guarded_by_that(machine: Machine) -> None:
-    BROKEN.add("first")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="first"):
-        await app.run(keyed, id="r")
+    app = await failed(machine, keyed, "first")
     with pytest.raises(ValueError, match="first"):
         await app.run(keyed, id="r", on_existing="retry")
     assert PAID == ["x"], "the key has its outcome, and shares it with the branch that comes there again"
@@ -233,10 +225,7 @@ async def test_a_retry_over_an_earlier_retry_keeps_each_effect_once(machine: Mac
             raise kept[0]
         return [*done, await pay("one"), await pay("one")]
 
-    BROKEN.add("first")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="first"):
-        await app.run(twice, id="r")
+    app = await failed(machine, twice, "first")
     await app.retry("r", across_once=True)
     with pytest.raises(ValueError, match="first"):
         await app.get("r").result(timeout=60)

@@ -17,7 +17,7 @@ from everstep.stores.opening import open_store
 from everstep.testing.checker import check, export_histories
 from tests.effects.test_once_kills import Place, wait_until_stopped
 from tests.forked import Program
-from tests.waiting import DEADLINE_SECONDS
+from tests.waiting import wait_until
 
 
 class TillLife:
@@ -175,10 +175,3 @@ def prove_that_what_was_given_up_cannot_happen(life: TillLife) -> None:
         assert first.wait(30) == 0
     assert life.applied() == 0, "the history says that it has failed, so it has not happened"
     assert not life.violations()
-
-
-def wait_until(condition: Any, seconds: float = DEADLINE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not become so"
-        time.sleep(0.02)

@@ -1,8 +1,6 @@
 """Approvals: a person's answer to just the arguments that were shown, once, until it expires."""
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +12,7 @@ from everstep.engine.verbs.approve import Approval
 from everstep.errors import ApprovalConflict, Misuse, RunEnded, UnknownRun
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Machine
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -306,24 +305,17 @@ async def naming(what: str) -> Any:
     return await everstep.approval(what, None)
 
 
-def until(condition: Callable[[], Any]) -> None:
-    late = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < late
-        time.sleep(0.005)
-
-
 def test_blocking_apps_and_clients_list_and_answer(tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     with everstep.open(url) as app, everstep.connect(url) as client:
         run = app.start(paying, "ann", 5, id="r")
-        until(app.approvals)
+        wait_until(app.approvals)
         assert [one.what for one in client.approvals()] == ["pay"]
         assert [one.what for one in run.approvals()] == ["pay"]
         client.approve("r", True, by="ann")
         assert run.result(timeout=60) == "5 to ann"
         other = app.start(paying, "ann", 6, id="s")
-        until(app.approvals)
+        wait_until(app.approvals)
         other.approve(False)
         assert other.result(timeout=60) == "refused"
 

@@ -4,7 +4,7 @@ Each case has effects of one contract. Two runs ask for them: the first complete
 the second fails afterwards. Whatever is done then may be refused, but what was paid is not paid again.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,8 @@ from everstep.engine.app.app import App
 from everstep.errors import CrossesOnce, RunCancelled, Uncompensated
 from everstep.testing.clock import FakeClock
 from tests.engine.deletion_helpers import BROKEN, DAY, PAID, check, ended, job, passes, pay, pay_invoice
-from tests.postgres.server import server
 
 KINDS = ["once", "keyed", "atomic", "child", "keyed child"]
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A store of each kind that lasts."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "runs.db")
-        return
-    schema = server().fresh_schema()
-    yield server().url(schema)
-    server().drop(schema)
 
 
 @everstep.transaction(everstep.STORE)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,7 @@ import everstep
 from everstep.engine.app.app import App
 from tests.engine.deletion_helpers import BROKEN, PAID, asking, ended, having, job
 from tests.forked import Program
-from tests.postgres.server import server
 from tests.waiting import is_locked, wait_on_loop_until
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A store that two processes can use."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "runs.db")
-        return
-    schema = server().fresh_schema()
-    yield server().url(schema)
-    server().drop(schema)
 
 
 def collector(url: str, at: str = "") -> Program:

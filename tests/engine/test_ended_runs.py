@@ -9,6 +9,7 @@ import everstep
 from everstep import Retry, step, workflow
 from everstep.errors import IdConflict, RunActive, RunCancelled
 from tests.engine.resume_helpers import Gate, Machine, steps_of
+from tests.worlds.judging import failed
 from tests.worlds.ledger import BROKEN, KEYS, NOTES
 
 
@@ -119,10 +120,7 @@ async def test_a_workflow_may_declare_what_happens_to_existing_runs(machine: Mac
 
 # -- retry -------------------------------------------------------------------------------------------------------------
 async def test_the_textbook_case_three_steps_the_second_fails_and_a_retry_goes_on_from_it(machine: Machine) -> None:
-    BROKEN.add("summarise")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="summarise"):
-        await app.run(three_steps, id="r")
+    app = await failed(machine, three_steps, "summarise")
     await machine.stop(app)
     BROKEN.clear()
 
@@ -186,10 +184,7 @@ async def test_a_retried_step_has_all_its_attempts_again(machine: Machine) -> No
 
 
 async def test_a_retry_survives_a_crash_at_once_after_it(machine: Machine) -> None:
-    BROKEN.add("summarise")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="summarise"):
-        await app.run(three_steps, id="r")
+    app = await failed(machine, three_steps, "summarise")
     BROKEN.clear()
     from everstep.engine.verbs import runs
 
@@ -248,10 +243,7 @@ async def test_a_handled_failure_stays_as_it_is(machine: Machine) -> None:
             await do("plan b")
         return await do("c")
 
-    BROKEN.update({"a", "c"})
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="c"):
-        await app.run(flow, id="r")
+    app = await failed(machine, flow, "c", "a")
     BROKEN.clear()
     assert await app.run(flow, id="r", on_existing="retry") == "C"
     assert NOTES == ["a", "plan b", "c", "c"]
@@ -262,10 +254,7 @@ async def test_a_sibling_in_gather_that_had_finished_is_not_done_again(machine: 
     async def flow() -> list[str]:
         return list(await asyncio.gather(do("a"), do("b"), do("c")))
 
-    BROKEN.add("c")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="c"):
-        await app.run(flow, id="r")
+    app = await failed(machine, flow, "c")
     BROKEN.clear()
     assert await app.run(flow, id="r", on_existing="retry") == ["A", "B", "C"]
     assert sorted(NOTES) == ["a", "b", "c", "c"]
@@ -285,10 +274,7 @@ async def test_a_sibling_that_was_cut_off_by_the_failure_is_begun_again_with_its
     async def flow() -> list[str]:
         return list(await asyncio.gather(slow(), do("a")))
 
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(flow, id="r")
+    app = await failed(machine, flow, "a")
     BROKEN.clear()
     gate.opened.set()
     assert await app.run(flow, id="r", on_existing="retry") == ["slow", "A"]
@@ -363,10 +349,7 @@ async def test_what_a_handler_did_after_the_failure_no_longer_counts_and_shares_
             raise
         return value + await do("go on")
 
-    BROKEN.add("a")
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(flow, id="r")
+    app = await failed(machine, flow, "a")
     BROKEN.clear()
     assert await app.run(flow, id="r", on_existing="retry") == "AGO ON"
     assert NOTES == ["a", "tell somebody", "a", "go on"]
@@ -443,10 +426,7 @@ async def test_a_second_sibling_that_failed_later_is_retried_as_well(machine: Ma
             await handle()
             raise
 
-    BROKEN.update({"a", "late"})
-    app = await machine.boot()
-    with pytest.raises(ValueError, match="a"):
-        await app.run(flow, id="r")
+    app = await failed(machine, flow, "a", "late")
     BROKEN.clear()
     assert await app.run(flow, id="r", on_existing="retry") == ["A", "LATE"]
     assert NOTES == ["a", "late", "a", "late"]

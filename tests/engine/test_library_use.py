@@ -26,6 +26,7 @@ from everstep.errors import Misuse, RunHeld
 from everstep.stores.opening import open_store
 from tests.engine.lives import add, echo, settle
 from tests.engine.processes import notes, run, start
+from tests.waiting import wait_until
 
 
 @workflow
@@ -421,10 +422,7 @@ def test_an_interrupted_script_gives_its_run_back_and_a_rerun_goes_on(
 
 def test_sigterm_ends_run_with_the_usual_status_and_quietly(tmp_path: Path) -> None:
     process = start("interrupt", tmp_path)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "ready").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: (tmp_path / "ready").exists())
     process.terminate()
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGTERM

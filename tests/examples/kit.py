@@ -3,8 +3,6 @@
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
 
@@ -50,14 +48,6 @@ def kill(process: Program) -> str:
     process.kill()
     printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
     return printed
-
-
-def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for something that a process does."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
 
 
 def lines(path: Path) -> list[str]:

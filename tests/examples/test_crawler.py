@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.examples import kit
+from tests.waiting import wait_until
 
 PAGES = ["/", "/cup", "/leaf", "/pan", "/salt", "/sea", "/tea", "/tide"]
 RESULT = "pages: " + " ".join(PAGES) + "\n"
@@ -18,7 +19,7 @@ def test_a_killed_crawl_goes_on_and_asks_again_only_for_what_was_under_way(tmp_p
     log = tmp_path / "site.log"
     process = kit.begin("crawler", tmp_path)
     # With three at a time, the seventh request means that at least four answers are recorded.
-    kit.wait_until(lambda: len(kit.lines(log)) >= 7, "seven requests")
+    wait_until(lambda: len(kit.lines(log)) >= 7, "seven requests")
     kit.kill(process)
     first = kit.lines(log)
     assert kit.run("crawler", tmp_path) == RESULT

@@ -6,6 +6,7 @@ import pytest
 
 import everstep
 from tests.examples import kit
+from tests.waiting import wait_until
 
 RUN = "review-1"
 WRITTEN = "published tides.md after 2 drafts\n"
@@ -22,7 +23,7 @@ def is_waiting(folder: Path) -> bool:
 def finish(folder: Path, answer: str = "yes") -> str:
     """Let it run, answer when it asks, and return what it printed."""
     process = kit.begin("graph_review", folder)
-    kit.wait_until(lambda: is_waiting(folder), "the question")
+    wait_until(lambda: is_waiting(folder), "the question")
     assert kit.run("graph_review", folder, answer) == "sent\n"
     printed, complaints = process.communicate(timeout=kit.PATIENCE_SECONDS)
     assert process.returncode == 0, complaints
@@ -53,7 +54,7 @@ def test_killed_at_any_place_it_goes_on_there(tmp_path: Path, at: str) -> None:
 
 def test_an_answer_that_was_given_is_acted_on_once_after_a_crash(tmp_path: Path) -> None:
     process = kit.begin("graph_review", tmp_path)
-    kit.wait_until(lambda: is_waiting(tmp_path), "the question")
+    wait_until(lambda: is_waiting(tmp_path), "the question")
     kit.kill(process)
     assert kit.run("graph_review", tmp_path, "yes") == "sent\n"
     kit.run_into_crash("graph_review", tmp_path, at="body.after:1")

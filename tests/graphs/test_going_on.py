@@ -1,8 +1,6 @@
 """Graphs that go on: from checkpoints, after retries of nested graphs, as forks, and with another definition."""
 
 import operator
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,7 +14,7 @@ from everstep import step
 from everstep.effects.step import declared_name
 from everstep.engine.code.recovery_point import load_past
 from everstep.errors import RunHeld
-from tests.waiting import open_sqlite
+from tests.waiting import open_sqlite, wait_until
 from tests.worlds.ledger import DONE
 
 
@@ -55,18 +53,11 @@ def line(graph: str, *names: str) -> everstep.Graph[Words]:
     return made
 
 
-def until(is_so: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def left_waiting(url: str, graph: everstep.Graph[Words], state: Words, id: str = "g") -> None:
     """Start a run that comes to wait, and leave it."""
     with everstep.open(url) as app:
         run = app.start(graph, state, id=id)
-        until(lambda: run.status() == "waiting")
+        wait_until(lambda: run.status() == "waiting")
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 import asyncio
 import operator
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -15,6 +13,7 @@ import everstep
 from everstep import step
 from everstep.engine.app.blocking import BlockingApp
 from everstep.errors import GraphStuck, IdConflict, Misuse, NotEncodable
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -499,7 +498,7 @@ def test_a_person_approves_a_part_of_the_state_and_the_answer_is_put_into_a_fiel
     graph = asking("asking")
     for id, answer, words in (("yes", 3, ["act"]), ("no", 0, [])):
         run = app.start(graph, Notes(), id=id)
-        (asked,) = until(lambda run=id: app.approvals(run))
+        (asked,) = wait_until(lambda run=id: app.approvals(run))
         assert asked.what == "approve"
         run.approve(answer, id=asked.id)
         assert run.result(timeout=60) == Notes(count=answer, words=words)
@@ -521,21 +520,12 @@ def test_an_answer_about_what_has_changed_since_does_not_count(app: BlockingApp)
     graph.edge(graph.start, "approve")
     graph.edge(graph.start, "change")
     run = app.start(graph, Notes(), id="c")
-    (asked,) = until(lambda: app.approvals("c"))
+    (asked,) = wait_until(lambda: app.approvals("c"))
     run.signal("topic", "moon")
-    until(lambda: [event for event in run.history() if event.kind == "graph_moved" and event.body.get("after")])
+    wait_until(lambda: [event for event in run.history() if event.kind == "graph_moved" and event.body.get("after")])
     run.approve(1, id=asked.id)
     with pytest.raises(GraphStuck, match="has changed since"):
         run.result(timeout=60)
-
-
-def until(find: Callable[[], Any]) -> Any:
-    """Wait until there is something to find."""
-    deadline = time.monotonic() + 60
-    while not (found := find()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 # -- ended runs -------------------------------------------------------------------------------------------------------

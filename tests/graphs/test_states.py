@@ -14,6 +14,7 @@ from everstep import step
 from everstep.engine.app.blocking import BlockingApp
 from everstep.errors import GraphStuck, Misuse
 from everstep.model.events import decode_body
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -185,10 +186,7 @@ def answered(
 ) -> Any:
     """Answer so many approvals, when a node is done beside them, and return the result."""
     run = app.start(graph, given or Notes(), id=id)
-    until = time.monotonic() + WAIT_SECONDS_MAX
-    while len(run.approvals()) < count or (after and not has_moved(app, id, after)):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not (len(run.approvals()) < count or (after and (not has_moved(app, id, after)))))
     for asked in run.approvals():
         run.approve(answer(asked), id=asked.id)
     return run.result(timeout=60)

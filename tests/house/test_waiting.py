@@ -1,4 +1,4 @@
-"""How tests wait: each raw connection for locks, and nothing for a clock. A busy machine must not make a test fail."""
+"""How tests wait: each raw connection for locks, nothing for a clock. A busy machine must not make a test fail."""
 
 import ast
 from collections.abc import Iterator
@@ -15,6 +15,34 @@ IMPATIENT = {
     "tests/effects/test_witnesses.py": "is what a user writes",
 }
 """Files with connections of their own that do not wait, and why."""
+PAUSES = {
+    "tests/cli/test_looking.py": "shows that a command still waits",
+    "tests/cli/test_moving.py": "shows that an old worker does nothing more",
+    "tests/damage/test_clock.py": "a process of its own sleeps by the machine's clock",
+    "tests/damage/test_clocks_apart.py": "processes are suspended for longer than their lease",
+    "tests/damage/restoring.py": "is a program of its own, without this package",
+    "tests/effects/test_atomic_recovery.py": "a commit takes longer than its step may; writers at once take a moment",
+    "tests/engine/programs.py": "is a program of its own, without this package",
+    "tests/engine/test_guard.py": "is what the guard sees",
+    "tests/engine/test_library_use.py": "looks at a program, and tells what it said if it ends",
+    "tests/engine/test_signals_to_processes.py": "signals come one after the other, whatever the code then does",
+    "tests/forked.py": "looks at a program, and tells how it ended if it does",
+    "tests/graphs/programs.py": "is a program of its own, without this package",
+    "tests/integrations/test_langgraph_blocking.py": "is what the detector sees",
+    "tests/integrations/test_langgraph_questions.py": "one of two calls comes late",
+    "tests/loop_calls.py": "looks at a loop that may not turn, and tells where it is",
+    "tests/notify/receiver.py": "is a program of its own: a slow receiver",
+    "tests/postgres/test_liveness.py": "shows that nothing is said, for a while",
+    "tests/postgres/test_outages.py": "the server is gone for a while",
+    "tests/postgres/test_retention.py": "the pace of a writer",
+    "tests/postgres/test_rolling_upgrade.py": "shows that nothing more is said",
+    "tests/postgres/test_transactions.py": "writers at once take a moment",
+    "tests/stores/test_gc_beside_a_writer.py": "the pace of a writer",
+    HELPERS: "is how tests wait",
+}
+"""Files outside of the crash tests that call `time.sleep`, and why no condition takes its place."""
+CRASHES = ("tests/crash/", "tests/chaos/", "tests/crashtest/", "_kills.py", "tests/effects/tills.py")
+"""Where processes are killed and stopped at moments."""
 
 
 def impatient_lines(tree: ast.Module) -> list[int]:
@@ -56,9 +84,15 @@ def is_duration(left: ast.expr) -> bool:
     return False
 
 
+def pauses(tree: ast.Module) -> list[int]:
+    """Return the lines that sleep."""
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
+    return [one.lineno for one in calls if ast.unparse(one.func) == "time.sleep"]
+
+
 @cache
 def sources() -> list[tuple[str, ast.Module]]:
-    words = ("apsw", "sqlite3", *CLOCKS - {"time"}, "time.time", "loop", *DURATIONS)
+    words = ("apsw", "sqlite3", *CLOCKS - {"time"}, "time.time", "time.sleep", "loop", *DURATIONS)
     texts = ((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in sorted((ROOT / "tests").rglob("*.py")))
     return [(name, ast.parse(text)) for name, text in texts if any(word in text for word in words)]
 
@@ -72,6 +106,18 @@ def test_every_raw_connection_of_a_test_waits_for_locks() -> None:
 def test_no_test_asserts_how_long_something_took() -> None:
     found = [f"{name}:{line}" for name, tree in sources() for line in timed_assertions(tree)]
     assert not found, f"count, or wait with wait_until of {HELPERS}: {', '.join(found)}"
+
+
+def test_tests_do_not_sleep_except_where_processes_are_killed() -> None:
+    found = {name: lines for name, tree in sources() if (lines := pauses(tree))}
+    calm = {name for name in found if not any(place in name for place in CRASHES)}
+    new = [f"{name}:{line}" for name in sorted(calm - PAUSES.keys()) for line in found[name]]
+    assert not new, f"open a gate, or wait with wait_until of {HELPERS}: {', '.join(new)}"
+    assert PAUSES.keys() <= calm, f"they no longer sleep: {PAUSES.keys() - calm}"
+
+
+def test_a_test_that_sleeps_is_found() -> None:
+    assert pauses(ast.parse("import time\n\ndef f():\n    time.sleep(1)\n")) == [4]
 
 
 @pytest.mark.parametrize(

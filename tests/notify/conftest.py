@@ -3,15 +3,13 @@
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import everstep
-from tests.waiting import DEADLINE_SECONDS
 
 SECRET = "a long random text"
 
@@ -64,11 +62,3 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
     process.stdin.close()
     process.wait(10)
     process.stdout.close()
-
-
-def wait_for(happened: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> None:
-    """Wait until something in another process is so."""
-    until = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.01)

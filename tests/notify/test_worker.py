@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Folder
-from tests.notify.conftest import SECRET, Receiver, wait_for
+from tests.notify.conftest import SECRET, Receiver
+from tests.waiting import wait_until
 
 APP = """
 import asyncio
@@ -54,7 +55,7 @@ def test_a_worker_killed_while_it_sends_is_followed_by_another_that_tells(folder
     receiver.plan("hang", "500", "lose", "200")
     left_to_a_worker(folder)
     first = folder.begin("worker", "app.py", env=settings(receiver))
-    wait_for(receiver.requests)
+    wait_until(receiver.requests)
     assert folder.run_row("m-1")[0] == "held"
     first.send_signal(signal.SIGKILL)
     first.wait(10)
@@ -66,8 +67,8 @@ def test_a_worker_killed_while_it_sends_is_followed_by_another_that_tells(folder
     assert found["notifications"]["verdict"] == "warning"
     assert "1 undelivered, 1 of them without a worker that has their target" in found["notifications"]["text"]
     folder.begin("worker", "app.py", env=settings(receiver))
-    wait_for(lambda: len(receiver.requests()) == 4)
-    wait_for(lambda: folder.json("holds")[0]["notifications"] == [])
+    wait_until(lambda: len(receiver.requests()) == 4)
+    wait_until(lambda: folder.json("holds")[0]["notifications"] == [])
     messages = receiver.verified()
     assert {message["id"] for message in messages} == {hold["id"]} == set(receiver.deliveries())
     assert [one["headers"]["everstep-attempt"] for one in receiver.requests()] == ["1", "2", "3", "4"]
@@ -95,7 +96,7 @@ def test_killed_between_the_hold_and_its_delivery_another_worker_tells(
     before = len(receiver.requests())
     assert before == (point == "notification.answered:1")
     folder.begin("worker", "app.py", env=settings(receiver))
-    wait_for(lambda: folder.json("holds")[0]["notifications"] == [])
+    wait_until(lambda: folder.json("holds")[0]["notifications"] == [])
     assert set(receiver.deliveries()) == {hold["id"]}
     assert len(receiver.verified()) == before + 1
 

@@ -4,7 +4,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.memory import memory_folder
 from tests.postgres.server import server
+from tests.waiting import wait_until
 
 SETTINGS = {
     "wal_level": "replica",
@@ -88,19 +88,18 @@ class Pair:
     def wait_until_followed(self) -> None:
         """Wait until the standby has all that the primary has."""
         (lsn,) = self.primary.ask("SELECT pg_current_wal_lsn()")[0]
-        until = time.monotonic() + 60
-        while not self.standby.ask("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn)[0][0]:
-            assert time.monotonic() < until, "the standby does not follow"
-            time.sleep(0.01)
+        wait_until(
+            lambda: self.standby.ask("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn)[0][0],
+            "the standby does not follow",
+        )
 
     def cut(self) -> None:
         """Cut the standby off: what the primary does from now on reaches nobody."""
         self.standby.ask("ALTER SYSTEM SET primary_conninfo = ''")
         self.standby.ask("SELECT pg_reload_conf()")
-        until = time.monotonic() + 60
-        while self.primary.ask("SELECT count(*) FROM pg_stat_replication") != [(0,)]:
-            assert time.monotonic() < until, "the standby still follows"
-            time.sleep(0.01)
+        wait_until(
+            lambda: self.primary.ask("SELECT count(*) FROM pg_stat_replication") == [(0,)], "the standby still follows"
+        )
 
     def fail_over(self) -> None:
         """Let the primary die, and promote the standby."""

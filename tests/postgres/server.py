@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import psycopg
 import pytest
 
 from tests.memory import memory_folder
+from tests.waiting import wait_until
 
 _numbers = itertools.count(1)
 
@@ -67,10 +67,7 @@ class Server:
     def wait_for_sessions_to_end(self, name: str) -> None:
         """Wait until the server has noticed that a process's connections are gone."""
         asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s"
-        until = time.monotonic() + 60
-        while self.ask(asked, f"{name}%") != [(0,)]:
-            assert time.monotonic() < until, "a session has not ended"
-            time.sleep(0.005)
+        wait_until(lambda: self.ask(asked, f"{name}%") == [(0,)], "a session has not ended")
 
     def socket_path(self) -> str:
         """Return the path of the socket on which it listens."""

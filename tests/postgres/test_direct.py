@@ -1,7 +1,6 @@
 """A statement sent without psycopg's machinery: it says the same, and leaves the connection as usable."""
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from everstep.stores.postgres.direct import Direct, done_together
 from tests.postgres.server import Server
+from tests.waiting import wait_until
 
 TEXT = "INSERT INTO kept SELECT $1, unnest($2::text[]), $3"
 
@@ -53,8 +53,7 @@ def test_a_lost_connection_is_told_as_that(connection: Any, server: Server) -> N
     statement = Direct("insert", TEXT, "nTb")
     statement.changed(connection, [1, ["a"], b""])
     server.ask("SELECT pg_terminate_backend(%s)", connection.info.backend_pid)
-    while server.ask("SELECT 1 FROM pg_stat_activity WHERE pid = %s", connection.info.backend_pid):
-        time.sleep(0.01)
+    wait_until(lambda: not (server.ask("SELECT 1 FROM pg_stat_activity WHERE pid = %s", connection.info.backend_pid)))
     with pytest.raises((psycopg.errors.ConnectionException, psycopg.errors.AdminShutdown)):
         statement.changed(connection, [1, ["b"], b""])
 

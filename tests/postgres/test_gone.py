@@ -132,7 +132,7 @@ def test_a_worker_that_was_declared_gone_and_lives_stops_and_says_why(fleet: Fle
     alpha.send_signal(signal.SIGSTOP)  # as if its network were cut
     fleet.wait_for_held("a")
     with everstep.open(fleet.url) as app:
-        with pytest.raises(Misuse, match="knows a worker 'nobody'"):
+        with pytest.raises(Misuse, match="has never seen a worker 'nobody'"):
             app.worker_gone("nobody", note="a slip")
         assert app.worker_gone(worker, note="its rack burned", by="ann").asked == ["a"]
     fleet.wait_for_paid("beta", "a")

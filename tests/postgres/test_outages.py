@@ -26,7 +26,7 @@ from everstep.stores.protocol import (
 from tests.postgres.proxy import CuttingProxy
 from tests.postgres.server import Server
 from tests.stores.kit import PostgresHarness, append_to, new_run
-from tests.waiting import DEADLINE_SECONDS
+from tests.waiting import DEADLINE_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -191,10 +191,11 @@ def test_restarts_in_the_middle_of_commits_lose_and_double_nothing(postgres: Pos
 
     worker = threading.Thread(target=work)
     worker.start()
-    for mode in ("immediate", "fast", "immediate", "immediate"):
-        time.sleep(0.4)
-        server.restart(mode)
-    time.sleep(0.4)
+    for mode in ("immediate", "fast", "immediate", "immediate", ""):
+        wanted = len(posted) + 5
+        wait_until(lambda wanted=wanted: problems or len(posted) >= wanted)  # type: ignore[misc]
+        if mode:
+            server.restart(mode)
     stop.set()
     worker.join(30)
     store.close()

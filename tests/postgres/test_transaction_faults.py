@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.postgres.proxy import CuttingProxy
 from tests.postgres.server import Server
 from tests.postgres.shops import Kept, Shop
 from tests.postgres.ways import WAYS, Way, body_of, engine, flow_of, selling, step_of
+from tests.waiting import wait_until
 
 ONCE = ["step_started", "step_completed"]
 
@@ -144,10 +144,7 @@ def test_a_commit_that_is_cancelled_is_decided_by_its_marker_and_made_again(shop
             "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity "
             "WHERE upper(query) LIKE 'COMMIT%' AND state = 'active' AND wait_event = 'PgSleep'"
         )
-        until = time.monotonic() + 20
-        while shop.server.ask(asked) == [(0,)]:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: shop.server.ask(asked) != [(0,)])
 
     def arm(_: Any) -> None:
         made.append(1)

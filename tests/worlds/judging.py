@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from everstep.engine.app.app import App
 from everstep.errors import RunHeld
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine
-from tests.worlds.ledger import GATES, NOTES
+from tests.worlds.ledger import BROKEN, GATES, NOTES
 
 
 def sound(machine: Machine, *runs: str, settled: bool = True) -> None:
@@ -36,3 +37,12 @@ async def killed_at(machine: Machine, gate: str, code: Any, *args: Any, run: str
     await machine.kill(app)
     GATES.clear()
     NOTES.clear()
+
+
+async def failed(machine: Machine, flow: Any, *broken: str) -> App:
+    """Start a process in which these are broken, and the run `r`, which fails with the name of the first."""
+    BROKEN.update(broken)
+    app = await machine.boot()
+    with pytest.raises(ValueError, match=broken[0]):
+        await app.run(flow, id="r")
+    return app

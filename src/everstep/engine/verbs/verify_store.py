@@ -59,8 +59,9 @@ def verify_others(store: Store) -> list[OtherVerification]:
 
 # -- the outside -------------------------------------------------------------------------------------------------------
 def verify_with_outside(store: Store, row: RunRow, *, outside: bool = True) -> Verification:
-    """Return whether a run is sound, and what its history remembers that is otherwise now, as far as that is seen
-    without its code.
+    """Return whether a run is sound; with `outside` also what it remembers that is different now.
+
+    Facts that only the code of the run can observe are named in `unobserved`.
     """
     found, history = verify_run(store, row)
     if outside and found.sound and row.status not in ENDED:

@@ -134,7 +134,8 @@ class Writer:
     @contextmanager
     def transaction(self, name: str) -> Iterator[apsw.Cursor]:
         """Begin a separate transaction and commit it at the end of the block. `name` is that of its crash points."""
-        refuse_when_brief()  # a commit waits for the disk, and for other processes
+        if self._identity.has_files:
+            refuse_when_brief()  # a commit waits for the disk, and for other processes
         with self._lock:
             crash_point(f"store.{name}.before")
             self._begin(True)

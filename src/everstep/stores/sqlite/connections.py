@@ -171,18 +171,19 @@ class Identity:
     find.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
+    def __init__(self, path: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        found = {name: _identity(name) for name in (path, f"{path}-wal", f"{path}-shm")}
+        names = (path, f"{path}-wal", f"{path}-shm") if path is not None else ()  # in memory there are none
+        found = {name: _identity(name) for name in names}
         self._files = {name: there for name, there in found.items() if there}  # a VFS may have others
+        self.has_files = path is not None
         self._next_look = clock() + LOOK_SECONDS
         self.is_left = False
         """Whether a thread was asked to look, and has not: perhaps there is none."""
 
     def is_left_to_a_thread(self) -> bool:
         """Tell whether it is time to look, and a thread that may wait should: said once, for there may be no thread."""
-        was_left, self.is_left = self.is_left, self._clock() >= self._next_look
+        was_left, self.is_left = self.is_left, self.has_files and self._clock() >= self._next_look
         return self.is_left and not was_left
 
     def look(self, *, now: bool = False) -> StoreMoved | None:

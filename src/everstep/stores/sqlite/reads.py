@@ -19,8 +19,7 @@ from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.rows import Row, as_json, event_row
 from everstep.stores.sqlite.connections import translated
-from everstep.stores.sqlite.queries import Texts
-from everstep.stores.sqlite.transaction import SqliteStatements
+from everstep.stores.sqlite.transaction import TEXTS, SqliteStatements
 
 _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_numbers = msgspec.json.Decoder(list[int]).decode
@@ -34,7 +33,7 @@ class Reader:
         self.where = path
         self._cursor = connection.cursor()
         self._statements = SqliteStatements(connection)
-        self._sql = Texts("queries.sql", "queues.sql", "saved.sql")
+        self._sql = TEXTS
         self._lock = lock
         self._is_slow = False
         """Whether the last query waited longer than a loop may."""

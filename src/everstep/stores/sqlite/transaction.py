@@ -28,6 +28,7 @@ from everstep.stores.sqlite.queries import ROWS_MAX, Texts, for_rows
 HEAD_WIDTH: Final = 10
 CHANGE_WIDTH: Final = 16
 EVENT_WIDTH: Final = 8
+TEXTS: Final = Texts("queries.sql", "queues.sql", "moving.sql", "saved.sql")
 WITH_KEYS: Final = 2
 """The value of `entangled` for a run whose steps have keys."""
 
@@ -38,7 +39,7 @@ class SqliteStatements:
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
         self.cursor = connection.cursor()
-        self._texts = Texts("queries.sql", "queues.sql", "moving.sql", "saved.sql")
+        self._texts = TEXTS
 
     def all(self, name: str, *parameters: Any) -> list[Row]:
         """Do a statement and return its rows."""
