@@ -1,5 +1,6 @@
 """Plain data that is sent to a run becomes what its code declares; what code of the type made of it is recorded."""
 
+import asyncio
 import uuid
 from typing import Any
 
@@ -8,8 +9,10 @@ from pydantic import BaseModel, Field
 
 import everstep
 from everstep import workflow
+from everstep.engine.app.app import App
 from everstep.engine.app.client import Client
-from everstep.errors import Misuse
+from everstep.engine.verbs.runs import signal_post
+from everstep.errors import Misuse, WrongType
 from tests.engine.resume_helpers import Machine
 
 
@@ -22,6 +25,12 @@ class Ticket(BaseModel):
 
 class Reply(BaseModel):
     ok: bool
+
+
+async def send_unseen(app: App, name: str, value: Any) -> None:
+    """Send a signal to the run `r` from where it is not known what the run waits for."""
+    await app.committer.submit(signal_post(app, "r", name, value, None))
+    app.wake("r")
 
 
 @workflow
@@ -98,7 +107,7 @@ async def test_what_does_not_fit_is_rejected_and_the_next_counts_in_every_life(m
     await machine.clock.rest(app)
     await machine.stop(app)
     app = await machine.boot()
-    await app.get("r").signal("reply", {"ok": "perhaps"})  # nobody here knows what the run waits for
+    await send_unseen(app, "reply", {"ok": "perhaps"})
     worker = await machine.worker()
     await machine.clock.rest(worker)
     (body,) = machine.bodies("r", "signal_rejected")
@@ -113,17 +122,14 @@ async def test_a_signal_that_was_rejected_by_an_older_release_stays_rejected(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It took no plain data for a model."""
-    app, run = await machine.start(decides, id="r")
+    app, _ = await machine.start(decides, id="r")
 
     def refuse(value: Any, annotation: Any) -> Any:
         raise everstep.errors.NotDecodable("not a Reply")
 
     with monkeypatch.context() as older:
         older.setattr("everstep.engine.code.execution.converted", refuse)
-        older.setattr(
-            "everstep.engine.code.commands.converted", lambda value, annotation: everstep.codec.Converted(value, False)
-        )
-        await run.signal("reply", {"ok": True})
+        await send_unseen(app, "reply", {"ok": True})
         await machine.clock.rest(app)
     assert len(machine.bodies("r", "signal_rejected")) == 1
     await machine.kill(app)
@@ -148,3 +154,85 @@ async def test_arguments_that_do_not_fit_hold_a_run_that_was_started_by_name(mac
     (hold,) = await worker.holds(run="r")
     assert hold.reason == "diverged"
     assert "the argument ticket is not a Ticket: `$.title`: Field required" in hold.summary
+
+
+# -- what would be rejected is not sent ------------------------------------------------------------------------------
+async def test_a_signal_of_another_type_is_refused_where_the_run_is_driven(machine: Machine) -> None:
+    app, run = await machine.start(decides, id="r")
+    await machine.clock.rest(app)
+    with pytest.raises(WrongType, match=r"as Reply, and this is not a Reply: `\$\.ok`: Input .* It was not sent"):
+        await run.signal("reply", {"ok": "perhaps"})
+    assert not machine.store.signals("r")
+    await run.signal("reply", {"ok": True})
+    assert await run.result(timeout=60) is True
+
+
+async def test_a_signal_of_another_type_is_refused_by_a_process_that_has_the_code(machine: Machine) -> None:
+    app, _ = await machine.start(decides, id="r")
+    await machine.clock.rest(app)
+    await machine.stop(app)
+    client = Client(await machine.boot())
+    with pytest.raises(WrongType, match=r"`\$\.ok`: Field required"):
+        await client.signal("r", "reply", {})
+    await client.signal("r", "reply", {"ok": True})
+
+
+async def test_only_a_signal_that_goes_to_the_wait_is_refused(machine: Machine) -> None:
+    """One that comes after another, or one that was sent before, is for a later wait or for none."""
+
+    @workflow
+    async def takes_two() -> list[Any]:
+        first = await everstep.receive("it", int)
+        return [first, await everstep.receive("it", str), await everstep.receive("it", int)]
+
+    app, _ = await machine.start(takes_two, id="r")
+    await machine.clock.rest(app)
+    await machine.stop(app)
+    client = Client(await machine.boot())
+    with pytest.raises(WrongType):
+        await client.signal("r", "it", "two")
+    assert await client.signal("r", "it", 1, id="a")
+    assert await client.signal("r", "it", "two")
+    assert not await client.signal("r", "it", 1, id="a")
+    worker = await machine.worker()
+    await machine.clock.rest(worker)
+    assert await worker.signal("r", "it", 1, id="a") is False
+    assert await worker.signal("r", "it", 3)
+    assert await worker.get("r").result(timeout=60) == [1, "two", 3]
+
+
+async def test_a_wait_that_may_be_over_refuses_nothing(machine: Machine) -> None:
+    @workflow
+    async def gives_up() -> Any:
+        try:
+            async with asyncio.timeout(1):
+                await everstep.receive("it", int)
+        except TimeoutError:
+            pass
+        await everstep.receive("go")
+        return await everstep.receive("it", str)
+
+    app, _ = await machine.start(gives_up, id="r")
+    await machine.clock.rest(app)
+    machine.clock.advance(2)
+    await machine.clock.rest(app)
+    await machine.stop(app)
+    client = Client(await machine.boot())
+    assert await client.signal("r", "it", "late")
+    await client.signal("r", "go")
+    worker = await machine.worker()
+    assert await worker.get("r").result(timeout=60) == "late"
+
+
+async def test_a_rejected_signal_leaves_the_wait_as_it_was(machine: Machine) -> None:
+    app, _ = await machine.start(decides, id="r")
+    await machine.clock.rest(app)
+    await machine.stop(app)
+    stranger = await machine.boot()
+    await send_unseen(stranger, "reply", {"ok": "perhaps"})
+    worker = await machine.worker()
+    await machine.clock.rest(worker)
+    assert machine.bodies("r", "signal_rejected")
+    await machine.stop(worker)
+    with pytest.raises(WrongType):
+        await Client(await machine.boot()).signal("r", "reply", {})

@@ -1,6 +1,6 @@
 """Values to canonical bytes and back, by a closed set of types: never pickle, never an import by a stored name."""
 
-from everstep.codec.annotations import plain_type, types_text
+from everstep.codec.annotations import names_around_function, plain_type, types_text
 from everstep.codec.canonical import is_same, meaning_digest
 from everstep.codec.codec import Arguments, Codec, error_facts, is_immutable_scalar
 from everstep.codec.conversion import as_declared, converted
@@ -21,6 +21,7 @@ __all__ = [
     "is_immutable_scalar",
     "is_same",
     "meaning_digest",
+    "names_around_function",
     "plain_type",
     "register",
     "types_of",

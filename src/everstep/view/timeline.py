@@ -85,6 +85,15 @@ class Crash(msgspec.Struct):
     steps: list[str]
 
 
+class Rejection(msgspec.Struct):
+    """A signal, or an answer to an approval, that is not of the type that the code waits for. The code never got it."""
+
+    name: str
+    kind: Literal["signal", "approval"]
+    why: str
+    at: int
+
+
 class Timeline:
     """The state of a run according to the events so far."""
 
@@ -94,6 +103,7 @@ class Timeline:
         self._codec = Codec()
         self.rows: list[Row] = []
         self.crashes: list[Crash] = []
+        self.rejected: list[Rejection] = []
         self.published: dict[str, str] = {}
         self.patches: dict[str, bool] = {}
         self.checkpoints: list[int] = []
@@ -123,8 +133,8 @@ class Timeline:
         self._said_done: set[int] = set()
         self.graph: Story | None = None
         """The events of its graph, if the run is one of a graph."""
-        self._answered: dict[str, Row] = {}
-        """Answered approvals, by the names of their signals."""
+        self._taken: dict[int, Row] = {}
+        """The waits that signals have ended, by the signals' numbers."""
 
     # reading ------------------------------------------------------------------------------------------------------
     @property
@@ -346,7 +356,8 @@ class Timeline:
         if "timeout" in body.source:
             self._timed_receives.append(row)
         if self._unasked[body.name]:
-            row.value = self._unasked[body.name].popleft()[1]
+            number, row.value = self._unasked[body.name].popleft()
+            self._taken[number] = row
             row.state, row.ended_at = "completed", event.at
         else:
             self._awaited[body.name].append(row)
@@ -354,19 +365,22 @@ class Timeline:
     def _take_signal_received(self, event: EventRow, body: Any) -> None:
         value = self._value(body)
         if not self._awaited[body.name]:
-            self._unasked[body.name].append((event.at, value))
+            self._unasked[body.name].append((body.number, value))
             return
-        row = self._awaited[body.name].popleft()
+        row = self._taken[body.number] = self._awaited[body.name].popleft()
         row.state, row.ended_at, row.value = "completed", event.at, value
-        if row.kind == "approval":
-            self._answered[body.name] = row
         timer = self._timers_of.get(row.seq)
         if timer is not None and timer.state == "open":
             timer.state, timer.ended_at = "dropped", event.at
 
     def _take_signal_rejected(self, event: EventRow, body: Any) -> None:
-        row = self._answered.get(body.name) or self._calls.get(body.call)
-        self._note(event, f"signal {body.name}", f"rejected: {body.why}", "failed")
+        row = self._taken.pop(body.number, None)
+        kind: Literal["signal", "approval"] = "signal"
+        name = body.name
+        if row is not None and row.kind == "approval":
+            kind, name = "approval", row.name
+        self._note(event, f"{kind} {name}", f"rejected: {body.why}", "failed")
+        self.rejected.append(Rejection(name, kind, body.why, event.at))
         if row is not None and row.kind in ("signal", "approval") and row.state == "completed":
             row.state, row.ended_at, row.value = "open", None, ""
             self._awaited[body.name].appendleft(row)

@@ -14,7 +14,7 @@ from everstep.engine.history.clock import SECOND
 from everstep.engine.history.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.history.restored import restores_in
 from everstep.engine.history.verify import preview_text
-from everstep.errors import Misuse, NotDecodable
+from everstep.errors import NotDecodable, WrongType
 from everstep.model.accounts import accounts_of
 from everstep.model.budgets import Allotment
 from everstep.model.carried import Carried
@@ -81,7 +81,7 @@ def _started(
 def start_arguments(
     codec: Codec, target: "Workflow | NamedWorkflow", args: Sequence[Any], kwargs: Mapping[str, Any] = NO_NAMES
 ) -> Arguments:
-    """Return the arguments of a start, each as it is declared. Raises `Misuse` for one that cannot be that."""
+    """Return the arguments of a start, each as it is declared. Raises `WrongType` for one that cannot be that."""
     placed, named = list(args), dict(kwargs)
     for place, name, annotation in target.signature.declared(args, kwargs):
         if annotation is Any:
@@ -92,7 +92,7 @@ def start_arguments(
         except NotDecodable as refused:
             if given[place] is None and target.signature.may_be_none(name):
                 continue
-            raise Misuse(f"{target.name}: the argument {name} is {refused}.") from None
+            raise WrongType(f"{target.name}: the argument {name} is {refused}. Nothing was started.") from None
     return codec.encode_arguments(target.signature, tuple(placed), named, target.name)
 
 

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import PLAIN, converted, meaning_digest, plain_type
+from everstep.codec import PLAIN, converted, meaning_digest
 from everstep.engine.code.approvals import arguments_payload, is_about
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, load_now, refuse_no_status
 from everstep.engine.process.host import Host
 from everstep.engine.verbs.runs import existing_row
+from everstep.engine.verbs.wanted import type_named
 from everstep.errors import ApprovalConflict, Damaged, NotDecodable, NotReadable, RunEnded, UnknownRun
 from everstep.model.crash_points import crash_point
 from everstep.model.exchange_events import APPROVAL
@@ -214,8 +215,8 @@ def _answered(store: Store, run: str, id: str, what: str) -> ApprovalConflict:
 def _refuse_other_type(app: Host, asked: Approval, answer: Any, payload: bytes) -> None:
     """Refuse an answer at once that the run would reject.
 
-    A type of built-in parts is known by its text. A class is known only where the code is, so if the run is not driven
-    here it is the run that rejects an answer of another type.
+    A type of built-in parts is known by its text, and a class where the workflow's code is. Elsewhere it is the run
+    that rejects an answer of another type.
     """
     wanted = _PLAIN.get(asked.type)
     if wanted is not None and not (isinstance(answer, wanted) and isinstance(answer, bool) <= (asked.type == "bool")):
@@ -227,7 +228,7 @@ def _refuse_other_type(app: Host, asked: Approval, answer: Any, payload: bytes) 
     try:
         if waiting is not None:
             waiting.decode(app.codec, payload)
-        elif wanted is None and (known := plain_type(asked.type)) is not ...:
+        elif wanted is None and (known := type_named(asked.workflow, asked.type)) is not ...:
             converted(app.codec.decode(payload)["answer"], known)
     except NotDecodable as refused:
         raise ApprovalConflict(

@@ -45,6 +45,7 @@ from everstep.engine.run.units import (
     standing_after,
 )
 from everstep.engine.verbs.repair import repair
+from everstep.engine.verbs.wanted import refuse_wrong_type
 from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive, RunEnded, RunHeld
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -72,6 +73,7 @@ from everstep.stores.rows.keys import KeyChanges
 async def signal(app: Host, run: str, name: str, value: Any, id: str | None) -> bool:
     """Put a signal into a run's inbox. Returns True if it was not there before."""
     post = signal_post(app, run, name, value, id)
+    await refuse_wrong_type(app, post)
     return await _post(app, post, "signalled")
 
 

@@ -17,6 +17,7 @@ from everstep.engine.process.host import Host
 from everstep.engine.verbs import runs
 from everstep.engine.verbs.repair import damaged_hold
 from everstep.engine.verbs.runs import signal_post, told_of_post
+from everstep.engine.verbs.wanted import refuse_wrong_type_at_once
 from everstep.errors import IdConflict, Misuse, RunActive
 from everstep.model.budgets import allotment_of
 from everstep.model.crash_points import crash_point
@@ -93,6 +94,7 @@ def signal_in(app: Host, run: str, name: str, value: Any, id: str | None, connec
     """Send a signal in the caller's transaction: it is sent if and only if that is committed."""
     app.refuse_when_failed()
     post = signal_post(app, run, name, value, id)
+    refuse_wrong_type_at_once(app, post)
     (verdict,) = app.store.write_in(connection, [post])
     is_new = told_of_post(app, post, verdict, "signalled")
     crash_point("outbox.written")
