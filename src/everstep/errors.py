@@ -94,10 +94,17 @@ class NotEncodable(Misuse):
 class WrongType(Misuse):
     """What was to be sent to a run is not of the type that its code declares. Nothing was sent, or started.
 
-    The message names the type and the path of each wrong part, such as `$.lines[0].count`.
+    The message names the type and the path of each wrong part, such as `$.lines[0].count`; `why` is that part of it.
     """
 
     code: ClassVar[str] = "everstep.wrong_type"
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message, why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NotDecodable(Error):

@@ -16,6 +16,9 @@ import msgspec
 
 Record = dict[str, Any]
 NOT_FIELDS: Final = ""
+"""Where a record keeps what an instance has besides the fields of its class."""
+UNSET: Final = "unset"
+"""The name there of the fields of a pydantic model that have their defaults."""
 
 
 class Unfit(Exception):
@@ -251,7 +254,7 @@ def _pydantic_kind(cls: Any) -> Kind:
         record = {name: part for name, part in value.__dict__.items() if name in fields}
         private = getattr(value, "__pydantic_private__", None) or {}
         rest = {
-            "unset": [name for name in record if name not in value.__pydantic_fields_set__],
+            UNSET: [name for name in record if name not in value.__pydantic_fields_set__],
             "extra": getattr(value, "__pydantic_extra__", None) or {},
             "private": private,
         }
@@ -266,7 +269,7 @@ def _pydantic_kind(cls: Any) -> Kind:
         for name, field in cls.__pydantic_fields__.items():
             if name in record:
                 values[name] = record[name]
-                if name not in rest.get("unset", ()):
+                if name not in rest.get(UNSET, ()):
                     given.add(name)
             elif field.is_required():
                 raise Unfit("the class now has this field, and it has no default", name)

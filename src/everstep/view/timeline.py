@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from everstep.codec import Codec, error_facts
+from everstep.codec import Codec, error_facts, without_internals
 from everstep.engine.history.journal import restore_payload
 from everstep.errors import Damaged
 from everstep.graph.story import Story
@@ -229,7 +229,11 @@ class Timeline:
         row = self._calls.get(body.call)
         if row is None or (body.attempt == 1 and body.because not in ("budget", "limit")):
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
-            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
+            row.effect, row.source, row.arguments = (
+                body.effect,
+                body.source,
+                HIDDEN if body.secret else without_internals(body.preview),
+            )
             if body.compensates and body.compensates in self._calls:
                 row.undoes = self._calls[body.compensates].name
                 self._undone_by[body.call] = self._calls[body.compensates]
@@ -286,7 +290,11 @@ class Timeline:
         row = self._calls.get(body.call)
         if row is None or not body.again:
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
-            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
+            row.effect, row.source, row.arguments = (
+                body.effect,
+                body.source,
+                HIDDEN if body.secret else without_internals(body.preview),
+            )
             self._new(row, body.call)
         row.note = f"waits for the key {body.key}" + (f" of run {body.run}" if body.run else "")
         row.awaited_key, row.awaited_run = body.key, body.run
@@ -318,7 +326,11 @@ class Timeline:
             is_step = body.instead_of == "step_started"
             name = event.step if is_step else body.run
             row = Row(kind="step" if is_step else "child", name=name, seq=event.seq, started_at=event.at)
-            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
+            row.effect, row.source, row.arguments = (
+                body.effect,
+                body.source,
+                HIDDEN if body.secret else without_internals(body.preview),
+            )
             self._new(row, body.call)
         row.state, row.ended_at, row.note = "open", None, f"{NO_BUDGET} ({body.over})"
         if body.limit:
@@ -427,7 +439,7 @@ class Timeline:
         row = self._calls[body.call] if body.withheld and body.call in self._calls else None
         if row is None:
             row = self._new(Row(kind="child", name=body.run, seq=event.seq, started_at=event.at), body.call)
-        row.note, row.source, row.arguments = body.workflow, body.source, body.preview
+        row.note, row.source, row.arguments = body.workflow, body.source, without_internals(body.preview)
 
     def _take_child_ended(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.call)
@@ -455,6 +467,16 @@ class Timeline:
             row.effect = one.effect
             self._calls[one.call] = row
             self._carried.append(row)
+
+    def _take_value_converted(self, event: EventRow, body: Any) -> None:
+        """Show the value that the code got, in place of the plain data that was sent."""
+        last = next(reversed(self._taken.values()), None)
+        if (
+            last is not None
+            and last.state == "completed"
+            and body.what in (f"signal {last.name}", f"approval {last.name}")
+        ):
+            last.value = self._value(body)
 
     def _take_value_published(self, event: EventRow, body: Any) -> None:
         self.published[body.name] = self._value(body)

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, Union, overload
 
 import msgspec
 
-from everstep.codec import ANY, Codec, Types, converted, is_same, meaning_digest, types_of, types_text
+from everstep.codec import ANY, Codec, Types, converted, is_equal, meaning_digest, types_of, types_text
 from everstep.effects.surroundings import persons_line
 from everstep.engine.code.commands import AwaitSignal, Command
 from everstep.engine.code.execution import Execution, current_execution
@@ -93,7 +93,7 @@ class AskApproval(AwaitSignal):
     def compare(self, recorded: Any) -> tuple[str, bool]:
         if recorded.what != self.what:
             return "what is to be approved", False
-        if not is_about(recorded.arguments, self.payload) and not is_same(recorded.value, self.payload):
+        if not is_about(recorded.arguments, self.payload) and not is_equal(recorded.value, self.payload):
             return "arguments", False  # a person has seen, or may have approved, the recorded ones
         return ("", False) if recorded.type == self.type_text else ("type of the answer", False)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import Arguments, Codec, Types, converted, is_same
+from everstep.codec import Arguments, Codec, Types, converted, is_same, without_internals
 from everstep.effects.step import Step
 from everstep.engine.code.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.code.workflow import Workflow
@@ -144,7 +144,7 @@ class StepCall(Command, msgspec.Struct, eq=False):
 
     def shown_arguments(self, most: int = PREVIEW_BYTES) -> str:
         """Return the arguments as a person may see them."""
-        return HIDDEN if self.is_secret else preview_of(self.arguments, most)
+        return HIDDEN if self.is_secret else without_internals(preview_of(self.arguments, most))
 
     def digest(self) -> str:
         return self.arguments.digest
@@ -342,7 +342,7 @@ class ChildCall(Command):
         return ev.ChildStarted(self.call, self.run, target.name, digest, target.on_parent_end, preview, self.source)
 
     def text(self) -> str:
-        return f"child run {self.run} of {self.target.name}({preview_of(self.arguments)})"
+        return f"child run {self.run} of {self.target.name}({without_internals(preview_of(self.arguments))})"
 
     def digest(self) -> str:
         return self.arguments.digest

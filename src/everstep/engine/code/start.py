@@ -92,7 +92,9 @@ def start_arguments(
         except NotDecodable as refused:
             if given[place] is None and target.signature.may_be_none(name):
                 continue
-            raise WrongType(f"{target.name}: the argument {name} is {refused}. Nothing was started.") from None
+            raise WrongType(
+                f"{target.name}: the argument {name} is {refused}. Nothing was started.", str(refused)
+            ) from None
     return codec.encode_arguments(target.signature, tuple(placed), named, target.name)
 
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import PLAIN, converted, meaning_digest
+from everstep.codec import PLAIN, converted, fields_only, meaning_digest
+from everstep.codec.canonical import canonical_json
 from everstep.engine.code.approvals import arguments_payload, is_about
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, load_now, refuse_no_status
@@ -114,7 +115,7 @@ def _approval(store: Store, row: RunRow, body: Any, at: int, rejected: int) -> A
     arguments, digest = HIDDEN, body.arguments
     if not body.secret:
         payload = restore_payload(store.payload(row.id, body.ref), body.ref) if body.ref else bytes(body.value)
-        arguments, digest = msgspec.json.decode(payload)[0], meaning_digest(payload)
+        arguments, digest = fields_only(msgspec.json.decode(payload)[0]), meaning_digest(payload)
     return Approval(
         run=row.id,
         workflow=row.workflow,
@@ -136,7 +137,7 @@ async def approve(
 ) -> Approval:
     """Answer an approval of a run, and return it."""
     asked = await app.read(_chosen, app, run, what, id)
-    if arguments is not NOT_GIVEN and not is_about(asked.digest, arguments_payload(app.codec, arguments, asked.what)):
+    if arguments is not NOT_GIVEN and not _is_about(asked, arguments_payload(app.codec, arguments, asked.what)):
         raise ApprovalConflict(
             f"The approval {asked.id} of run {run} ({asked.what}) is about other arguments than these: look again "
             "with `everstep approvals`."
@@ -158,6 +159,14 @@ async def approve(
     crash_point("delivery.posted")
     app.wake(run)
     return asked
+
+
+def _is_about(asked: Approval, payload: bytes) -> bool:
+    """Return True if an approval is about these arguments: of equal digest, or the same as is shown of them."""
+    if is_about(asked.digest, payload):
+        return True
+    shown = fields_only(msgspec.json.decode(payload)[0])
+    return not asked.secret and canonical_json(shown) == canonical_json(asked.arguments)
 
 
 def _chosen(app: Host, run: str, what: str | None, id: str | None) -> Approval:
