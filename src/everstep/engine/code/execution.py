@@ -281,7 +281,19 @@ class Execution:
                     payload = self.lookup(body.ref) if body.ref else body.value
                     value = self.codec.decode(payload, call.target.signature.result)
                 is_adopted = body.__class__ is ev.StepCompleted and body.adopted
-                future.set_result(calls.as_declared(value, call.target) if is_adopted else value)
+                future.set_result(self._adopted(value, call.target) if is_adopted else value)
+
+    def _adopted(self, value: Any, step: Step) -> Any:
+        """Return an outcome that a person or a probe gave, perhaps as plain data, as the type that the step returns."""
+        annotation = step.signature.annotations.get("return", Any)
+        what = f"outcome of {step.name}"
+        recorded = self.conversions.get(self._calls + 1)
+        if self.replaying and (recorded is None or recorded.what != what):
+            return calls.as_declared(value, step)  # no code of the type had a say in it
+        try:
+            return self.convert(value, step.signature.result, annotation, what)
+        except NotDecodable:
+            return value
 
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)

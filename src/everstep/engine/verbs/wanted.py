@@ -98,7 +98,8 @@ def _misfit(app: Host, row: RunRow, post: Post, awaited: Sequence[SignalAwaited]
 
 def _refusal(post: Post, type_text: str, refused: NotDecodable) -> WrongType:
     return WrongType(
-        f"The run {post.run} waits for the signal {post.name!r} as {type_text}, and this is {refused}. It was not sent.",
+        f"The run {post.run} waits for the signal {post.name!r} as {type_text}, and this is {refused}. "
+        "It was not sent.",
         str(refused),
     )
 
