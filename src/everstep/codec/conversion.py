@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origi
 
 import msgspec
 
+from everstep.codec import arrays
 from everstep.codec.annotations import classes_in, types_text
 from everstep.codec.tables import registered_by_type
 from everstep.codec.writer import is_plain
@@ -57,7 +58,7 @@ def as_declared(value: Any, annotation: Any) -> Any:
         if is_one and not is_a(value, dict, list, tuple, set, frozenset):
             return value
         raise
-    if type(value) is int and type(made) is float:
+    if made is value or (type(value) is int and type(made) is float):
         return value
     if is_one and (made == value or (is_a(value, tuple, set, frozenset) and list(value) == made)):
         return value
@@ -223,8 +224,8 @@ def _maker(cls: type) -> Callable[[Any], Any] | None:
     pathlib = sys.modules.get("pathlib")  # a path can only be declared where it was imported
     if pathlib is not None and issubclass(cls, pathlib.PurePath):
         return lambda given: make(_text(given))
-    if cls.__module__ == "numpy" and hasattr(cls, "dtype") and hasattr(cls, "item"):  # its scalars
-        return lambda given: make(_number(given))
+    if cls.__module__ == "numpy" and cls.__name__ in arrays.NAMES:
+        return _array if cls.__name__ == "ndarray" else lambda given: make(_number(given))
     return None
 
 
@@ -232,6 +233,15 @@ def _text(given: Any) -> str:
     if not is_a(given, str):
         raise TypeError(f"a text is needed, not {type(given).__name__}")
     return str(given)
+
+
+def _array(given: Any) -> Any:
+    if not is_a(given, list, int, float):
+        raise TypeError(f"a list of numbers is needed, not {type(given).__name__}")
+    made = sys.modules["numpy"].asarray(given)
+    if made.dtype.kind not in "biufcSU":
+        raise TypeError("a list of numbers is needed, and lists in it are of one length")
+    return made
 
 
 def _number(given: Any) -> Any:
