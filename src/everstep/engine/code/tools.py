@@ -14,6 +14,7 @@ from everstep.engine.code.approvals import ask
 from everstep.engine.code.execution import Execution
 from everstep.engine.code.greenlets import in_greenlet, wait_in_greenlet
 from everstep.errors import Misuse, Refused
+from everstep.model.durations import Duration
 from everstep.model.options import checked_flag, checked_seconds, checked_text, refuse_generator, refuse_unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,21 +38,21 @@ class Tool(Step):
         function: Callable[..., Any],
         *,
         approval: bool | Callable[..., bool] = False,
-        approval_timeout: float | None = None,
+        approval_timeout: Duration | None = None,
         description: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(function, **options)
         if approval_timeout is not None and not approval:
             raise Misuse("approval_timeout= is for tools with approval=.")
-        if approval_timeout is not None:
-            checked_seconds("approval_timeout", approval_timeout)
         if callable(approval):
             refuse_generator("approval=", approval)
         else:
             checked_flag("approval", approval)
         self.approval = approval
-        self.approval_timeout = approval_timeout
+        self.approval_timeout = (
+            None if approval_timeout is None else checked_seconds("approval_timeout", approval_timeout)
+        )
         self._description = None if description is None else checked_text("description", description)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 A run that is started here has no owner: it is `queued`, for a worker that knows its workflow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,9 +17,11 @@ from everstep.engine.process.host import Host
 from everstep.engine.verbs import runs
 from everstep.engine.verbs.repair import damaged_hold
 from everstep.engine.verbs.runs import signal_post, told_of_post
-from everstep.errors import IdConflict, Misuse, RunActive
+from everstep.errors import IdConflict, Misuse, NotDecodable, NotEncodable, RunActive
 from everstep.model.budgets import allotment_of
 from everstep.model.crash_points import crash_point
+from everstep.model.durations import Duration
+from everstep.model.events import decode_body
 from everstep.model.ids import checked_run_id
 from everstep.model.options import checked_choice
 from everstep.model.status import ENDED
@@ -30,18 +32,19 @@ def unowned_run(
     app: Host,
     target: Workflow | NamedWorkflow,
     args: Sequence[Any],
+    kwargs: Mapping[str, Any],
     *,
     id: str | None,
     queue: str | None,
     priority: int,
-    delay: float,
+    delay: Duration,
     tags: dict[str, str] | None,
 ) -> tuple[NewRun, Arguments]:
     """Return a run to create that no worker drives yet."""
-    refuse_start_options(priority, delay, tags, queue)
+    delay = refuse_start_options(priority, delay, tags, queue)
     at = app.clock.now()
     run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
-    arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
+    arguments = app.codec.encode_arguments(target.signature, tuple(args), dict(kwargs), target.name)
     new = new_run(
         target,
         run,
@@ -66,11 +69,44 @@ def attach(row: RunRow, target: Workflow | NamedWorkflow, arguments: Arguments, 
     if row.workflow != target.name:
         raise IdConflict(f"The id {row.id} belongs to a run of {row.workflow}, not of {target.name}. Use another id.")
     if row.arguments != arguments.digest:
-        raise IdConflict(f"The run {row.id} exists with other arguments ({row.preview}). Use another id.")
+        raise IdConflict(
+            f"The run {row.id} exists with other arguments ({row.preview}). {_by_name(arguments)}Use another id."
+        )
+
+
+def _by_name(arguments: Arguments) -> str:
+    """Return what is said to a caller who gave arguments by name and has not got the workflow's signature."""
+    if not arguments.kwargs:
+        return ""
+    return "Here only the workflow's name is known: give the arguments by place if they were given so before. "
+
+
+def _is_same_call(app: Host, row: RunRow, workflow: Workflow, arguments: Arguments) -> bool:
+    """Return True if a run was started by the same call in another form: a client gave arguments by name, without the
+    signature that says their places.
+    """
+    if row.generation != 1:
+        return False
+    first = app.store.events(row.id, 1, only=[1])
+    body = decode_body("run_started", first[0].body) if first else None
+    if body is None or body.arguments_ref:
+        return False
+    try:
+        args, kwargs = app.codec.decode_arguments(workflow.signature, bytes(body.arguments))
+        there = app.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name) if kwargs else None
+    except (NotDecodable, NotEncodable, TypeError):
+        return False  # they are other arguments in any case
+    return there is not None and there.digest == arguments.digest
 
 
 def start_in(
-    app: Host, target: Workflow | NamedWorkflow, args: Sequence[Any], policy: str, connection: Any, **options: Any
+    app: Host,
+    target: Workflow | NamedWorkflow,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    policy: str,
+    connection: Any,
+    **options: Any,
 ) -> str:
     """Start a run in the caller's transaction: it exists if and only if that is committed."""
     if policy not in ("attach", "fail"):
@@ -78,7 +114,7 @@ def start_in(
             f"on_existing={policy!r} cannot be done inside your transaction: with transaction= it is attach or fail."
         )
     app.refuse_when_failed()
-    new, arguments = unowned_run(app, target, args, **options)
+    new, arguments = unowned_run(app, target, args, kwargs, **options)
     (verdict,) = app.store.write_in(connection, [StartRun(new)])
     if isinstance(verdict, Failed):
         raise verdict.error
@@ -99,11 +135,13 @@ def signal_in(app: Host, run: str, name: str, value: Any, id: str | None, connec
     return is_new
 
 
-async def start_named(app: Host, target: NamedWorkflow, args: Sequence[Any], policy: str, **options: Any) -> str:
+async def start_named(
+    app: Host, target: NamedWorkflow, args: Sequence[Any], kwargs: Mapping[str, Any], policy: str, **options: Any
+) -> str:
     """Start a run of which only the workflow's name is known. The start is durable on return."""
     checked_choice("on_existing", policy, ("attach", "fail"))
     app.refuse_when_failed()
-    new, arguments = await app.read(unowned_run, app, target, args, **options)
+    new, arguments = await app.read(unowned_run, app, target, args, kwargs, **options)
     verdict = await app.committer.submit(StartRun(new))
     if isinstance(verdict, Existing):
         await app.read(refuse_deleted, app.store, verdict.row)
@@ -129,7 +167,7 @@ async def existing_run(app: Host, row: RunRow, workflow: Workflow, arguments: Ar
     if policy == "restart":
         await restart(app, row, workflow, arguments)
         return
-    if row.arguments != arguments.digest:
+    if row.arguments != arguments.digest and not await app.read(_is_same_call, app, row, workflow, arguments):
         raise IdConflict(
             f"The run {row.id} exists with other arguments ({row.preview}). Use another id, or on_existing='restart' "
             "once it has ended."
