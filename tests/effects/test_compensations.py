@@ -8,7 +8,7 @@ import pytest
 import everstep
 from everstep import Done, Fatal, NotDone, Retry, step, workflow
 from everstep.engine.app.app import App
-from everstep.engine.run import attempts
+from everstep.engine.run import doubts
 from everstep.errors import CompensationBegun, HoldConflict, RunCancelled, RunTimedOut, StoreError
 from everstep.model import events as ev
 from everstep.stores.protocol import Post
@@ -382,7 +382,7 @@ async def test_what_arrives_while_the_failure_is_on_its_way_to_the_disk_changes_
     monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """The code is told of an expensive failure when that is durable. What arrives stands before what follows."""
-    monkeypatch.setattr(attempts, "EXPENSIVE_SECONDS", -1.0)
+    monkeypatch.setattr(doubts, "EXPENSIVE_SECONDS", -1.0)
     senders: list[Any] = []
 
     @step(effect="read")

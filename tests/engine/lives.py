@@ -72,7 +72,7 @@ def is_settled(app: App) -> bool:
     if app._taking_up or app._tasks:
         return False
     for driver in app.drivers.values():
-        bodies = driver.attempts.bodies.running.values()
+        bodies = driver.attempts.running.values()
         if driver.attempts.starting or driver._unapplied or not driver.writer.all_is_durable:
             return False
         if any(not attempt.call.step.startswith("hang") for attempt in bodies):

@@ -11,7 +11,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.run.bodies import BodyTasks
+from everstep.engine.run.attempts import BodyTasks
 from tests.waiting import DEADLINE_SECONDS
 from tests.waiting import wait_on_loop_until as until
 

@@ -339,10 +339,10 @@ async def test_a_checkpoint_is_not_taken_while_the_code_has_not_seen_all_that_is
     await GATES["peek 0"].reached.wait()
     driver = app.drivers["r"]
     await machine.until(lambda: driver.writer.all_is_durable)
-    ((number, attempt),) = driver.attempts.bodies.running.items()
+    ((number, attempt),) = driver.attempts.running.items()
     app.committer._busy = True  # the disk is slow
     driver.attempts._known.pop(number)
-    driver.attempts.bodies.finish(attempt)
+    driver.attempts.finish(attempt)
     driver.deliver("step_completed", "peek", StepCompleted(number, raw(app, 0), "", 1, 9.0), expensive=True)
     driver.deliver("signal_received", "", SignalReceived(1, "word", raw(app, "w0"), ""))
     driver.deliver("signal_received", "", SignalReceived(2, "word", raw(app, "w1"), ""))

@@ -78,7 +78,7 @@ class World:
         """Start a process whose wall clock is wrong by `shift`, and whose kernel counts `rate` times as fast."""
         self.shifts[name] = shift
         store, began = self.open_store(name), self.at
-        clock = StoreClock(store.now, lambda: round((self.at - began) * rate) + DAY)
+        clock = StoreClock(store.now, lambda: 1000 * (round((self.at - began) * rate) + DAY))
         app = App(store, clock=clock, lease=LEASE, recover=True, **options)
         await app.open()
         await app.become_worker()
@@ -257,7 +257,7 @@ async def test_the_runs_of_a_stopped_worker_go_on_elsewhere_whatever_the_clocks_
 def quick_clock(store: LastingStore) -> StoreClock:
     """Return a clock on which a fifth of a second passes whenever it is looked at."""
     passing = itertools.count(0, SECOND // 5)
-    return StoreClock(store.now, lambda: next(passing))
+    return StoreClock(store.now, lambda: 1000 * next(passing))
 
 
 def test_a_command_watches_a_stopped_owner_for_a_whole_lease_and_then_takes_its_run() -> None:
@@ -370,7 +370,7 @@ async def test_a_clock_that_is_put_forward_by_a_year_deletes_nothing_for_a_day(w
 def test_whatever_is_done_to_the_store_s_clock_time_never_goes_back(seed: int) -> None:
     chance = random.Random(seed)
     at, shift = [DAY], [0]
-    clock = StoreClock(lambda: at[0] + shift[0], lambda: at[0])
+    clock = StoreClock(lambda: at[0] + shift[0], lambda: 1000 * at[0])
     seen = [clock.now()]
     for _ in range(300):
         at[0] += chance.choice([0, 1, SECOND, 10 * SECOND, HOUR])
@@ -383,7 +383,7 @@ def test_whatever_is_done_to_the_store_s_clock_time_never_goes_back(seed: int) -
 
 def test_a_clock_that_was_set_back_and_put_right_again_is_where_it_would_have_been() -> None:
     at, shift = [DAY], [0]
-    clock = StoreClock(lambda: at[0] + shift[0], lambda: at[0])
+    clock = StoreClock(lambda: at[0] + shift[0], lambda: 1000 * at[0])
     for change in (-DAY, 0, DAY, 0):
         shift[0] += change
         at[0] += 10 * SECOND
@@ -394,7 +394,7 @@ def test_a_clock_that_was_set_back_and_put_right_again_is_where_it_would_have_be
 def test_a_store_s_clock_that_stands_still_is_not_waited_for() -> None:
     """As that of a file whose machine's clock was set back: it is what was noted last."""
     at = [DAY]
-    clock = StoreClock(lambda: DAY, lambda: at[0])
+    clock = StoreClock(lambda: DAY, lambda: 1000 * at[0])
     for _ in range(10):
         at[0] += 10 * SECOND
         clock.read_again()
@@ -406,7 +406,7 @@ class FakeTicks:
 
     def __init__(self, rate: float, *, notes: bool = False) -> None:
         self.at, self.shift, self.latest, self._rate, self._notes = 2_000_000_000 * SECOND, 0, 0, rate, notes
-        self.clock = StoreClock(self.store_now, lambda: round(self.at * rate))
+        self.clock = StoreClock(self.store_now, lambda: 1000 * round(self.at * rate))
         self.seen = [self.clock.now()]
 
     def store_now(self) -> int:
@@ -474,7 +474,7 @@ def test_ticks_count_the_time_of_a_suspended_machine_where_there_is_such_a_clock
 
 
 async def test_cancelled_alarms_are_not_kept_until_their_time() -> None:
-    clock = StoreClock(lambda: DAY, lambda: DAY)
+    clock = StoreClock(lambda: DAY, lambda: 1000 * DAY)
     alarms = Alarms(clock, asyncio.get_running_loop())
     kept = [alarms.add(2 * DAY, list) for _ in range(10)]
     for _ in range(10_000):

@@ -690,8 +690,7 @@ async def receives_and_repeats() -> str:
 
 async def test_a_hold_that_waits_for_a_body_is_made_when_that_has_ended(machine: Machine) -> None:
     GATES.update(first=Gate(), second=Gate())
-    app = await machine.boot(clock=None)
-    run = await app.start(sends_twice, id="r")
+    run = await (app := await machine.boot(clock=None)).start(sends_twice, id="r")
     await GATES["first"].reached.wait()
     await app.hold("r", note="look at this")
     GATES["first"].opened.set()

@@ -15,6 +15,7 @@ from everstep.engine.history.journal import Journal
 from everstep.engine.process import host
 from everstep.engine.process.holding import Holding
 from everstep.engine.run.attempts import StepAttempts
+from everstep.engine.run.doubts import Failures
 from everstep.engine.run.driver import Driver
 from everstep.engine.run.inbox import Deadlines, Inbox
 from everstep.engine.run.writer import RunWriter
@@ -103,8 +104,8 @@ PLACES: dict[str, tuple[type, str, Callable[[Any], str]]] = {
     "settle": (RunWriter, "settle", lambda writer: writer._driver.run),
     "start": (StepAttempts, "start", lambda attempts: attempts._driver.run),
     "perform": (StepAttempts, "_perform", lambda attempts: attempts._driver.run),
-    "completed": (StepAttempts, "_completed", lambda attempts: attempts._driver.run),
-    "failed": (StepAttempts, "failed", lambda attempts: attempts._driver.run),
+    "completed": (StepAttempts, "completed", lambda attempts: attempts._driver.run),
+    "failed": (Failures, "failed", lambda failures: failures._driver.run),
     "heartbeat": (StepAttempts, "_record_heartbeat", lambda attempts: attempts._driver.run),
     "apply": (Execution, "apply", lambda execution: execution.run),
     "fire": (Deadlines, "fire", lambda deadlines: "broken"),

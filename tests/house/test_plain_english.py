@@ -33,7 +33,7 @@ IDIOMS = {re.compile(rf"\b{word}\b", re.IGNORECASE): instead for word, instead i
 
 SOURCES_MOST = 37
 """How often the sources contain the worst words. Lower it when there are fewer; it is never raised."""
-SOURCES_IDIOMS_MOST = 25
+SOURCES_IDIOMS_MOST = 14
 """The same for the idioms."""
 
 CODE = re.compile(r"^[ ]*```.*?^[ ]*```|`(?:(?!\n\n)[^`])*`", re.MULTILINE | re.DOTALL)

@@ -10,14 +10,14 @@ import psycopg
 import pytest
 
 import everstep
-from everstep import Retry
+from everstep import Retry, transaction
 from everstep.effects import atomic, postgres_markers
 from everstep.effects.databases import database_of
-from everstep.errors import DatabaseFailed, StepError
+from everstep.errors import DatabaseFailed, StepError, StepTimedOut
 from tests.postgres.proxy import CuttingProxy
 from tests.postgres.server import Server
 from tests.postgres.shops import Kept, Shop
-from tests.postgres.ways import WAYS, Way, body_of, engine, flow_of, selling, step_of
+from tests.postgres.ways import WAYS, Way, body_of, engine, flow_of, said, selling, step_of
 from tests.waiting import wait_until
 
 ONCE = ["step_started", "step_completed"]
@@ -392,3 +392,21 @@ def test_a_pool_gets_its_connections_back_as_they_were(shop: Shop) -> None:
         assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "0"
         assert connection.exec_driver_sql("SELECT pg_backend_pid()").scalar() != kept
     assert shop.sales() == ["lamp"]
+
+
+# -- timeouts ----------------------------------------------------------------------------------------------------------
+def test_a_statement_that_runs_too_long_is_stopped_in_the_server(shop: Shop, way: Way) -> None:
+    flow = flow_of(way, shop.url(), body_of(way, after=said("SELECT pg_sleep(600)")), timeout=0.4)
+    with pytest.raises(StepTimedOut):
+        shop.run(way, flow)
+    assert shop.sales() == []
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(600)%' AND state = 'active'"
+    wait_until(lambda: shop.server.ask(asked) == [(0,)])
+
+
+def test_a_pool_without_a_connection_to_spare_is_waited_for(shop: Shop) -> None:
+    small = engine(shop.url(), pool_size=1, max_overflow=0, pool_timeout=0.05)
+    held = small.connect()
+    threading.Timer(0.4, held.close).start()
+    assert shop.run("engine", selling(transaction(small, name="sell")(WAYS["engine"].sell))) == "sold lamp"
+    assert shop.kinds == ["step_started", "step_completed"]

@@ -22,13 +22,24 @@ from everstep import STORE, Retry, transaction, workflow
 from everstep.effects import atomic
 from everstep.effects.databases import database_of
 from everstep.effects.postgres_markers import script
-from everstep.errors import DatabaseFailed, Misuse, StepError, StepTimedOut
+from everstep.errors import DatabaseFailed, Misuse, StepError
 from everstep.stores.postgres import PostgresStore
 from tests.postgres.server import Server
 from tests.postgres.shops import Kept, Shop
-from tests.postgres.ways import WAYS, Way, async_engine, body_of, engine, flow_of, sell, sell_async, selling, step_of
+from tests.postgres.ways import (
+    WAYS,
+    Way,
+    async_engine,
+    body_of,
+    engine,
+    flow_of,
+    said,
+    sell,
+    sell_async,
+    selling,
+    step_of,
+)
 from tests.stores.kit import python
-from tests.waiting import wait_until
 
 OFTEN = Retry(attempts=3, first=0.01, factor=1.0, jitter=0.0)
 
@@ -138,16 +149,6 @@ def way_body(way: Way) -> Any:
 
 
 # -- a body cannot end it ----------------------------------------------------------------------------------------------
-def said(statement: str) -> Any:
-    """Say something, by any library."""
-
-    def say(connection: Any) -> Any:
-        by_sqlalchemy = type(connection).__module__.startswith("sqlalchemy")
-        return connection.execute(text(statement) if by_sqlalchemy else statement)
-
-    return say
-
-
 def swallowed(connection: Any) -> Any:
     try:
         connection.execute("COMMIT")
@@ -682,24 +683,6 @@ def test_an_async_body_may_use_a_plain_engine(shop: Shop) -> None:
 
     assert shop.run("engine", selling(transaction(engine(shop.url()), name="sell")(body))) == "sold lamp"
     assert shop.sales() == ["lamp"]
-
-
-# -- timeouts ----------------------------------------------------------------------------------------------------------
-def test_a_statement_that_runs_too_long_is_stopped_in_the_server(shop: Shop, way: Way) -> None:
-    flow = flow_of(way, shop.url(), body_of(way, after=said("SELECT pg_sleep(600)")), timeout=0.4)
-    with pytest.raises(StepTimedOut):
-        shop.run(way, flow)
-    assert shop.sales() == []
-    asked = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(600)%' AND state = 'active'"
-    wait_until(lambda: shop.server.ask(asked) == [(0,)])
-
-
-def test_a_pool_without_a_connection_to_spare_is_waited_for(shop: Shop) -> None:
-    small = engine(shop.url(), pool_size=1, max_overflow=0, pool_timeout=0.05)
-    held = small.connect()
-    threading.Timer(0.4, held.close).start()
-    assert shop.run("engine", selling(transaction(small, name="sell")(WAYS["engine"].sell))) == "sold lamp"
-    assert shop.kinds == ["step_started", "step_completed"]
 
 
 def test_a_store_on_postgresql_gives_async_bodies_a_connection_for_asyncio(shop: Shop) -> None:

@@ -149,3 +149,14 @@ def selling(step: Any) -> Any:
         return sold
 
     return sale
+
+
+def said(statement: str) -> Any:
+    """Say something, by any library."""
+    from sqlalchemy import text
+
+    def say(connection: Any) -> Any:
+        by_sqlalchemy = type(connection).__module__.startswith("sqlalchemy")
+        return connection.execute(text(statement) if by_sqlalchemy else statement)
+
+    return say

@@ -219,6 +219,17 @@ def test_a_unit_that_fails_by_itself_has_its_own_verdict(harness: Harness) -> No
     assert harness.row("r2") == rows[2]
 
 
+def test_a_plain_unit_whose_events_do_not_follow_its_head_is_not_written(harness: Harness) -> None:
+    row = harness.start("a", status="running")
+    unit = append_to(row, 2, stays=True, plain=True)
+    for events in (events_after(17, b"", 2), unit.events[1:], [unit.events[0], unit.events[0]]):
+        unit.events = events
+        (verdict,) = harness.do(unit)
+        assert isinstance(verdict, Failed)
+        assert isinstance(verdict.error, Misuse)
+    assert harness.row("a") == row
+
+
 def test_a_payload_is_stored_once_per_run(harness: Harness) -> None:
     row = harness.start("a", status="running", payloads=[("d", b"1")])
     assert harness.one(append_to(row, payloads=[("d", b"1"), ("e", AWKWARD), ("e", AWKWARD)])) == Accepted()

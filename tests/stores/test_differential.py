@@ -50,7 +50,7 @@ from everstep.stores.rows.notifications import NotificationRow, SettleNotificati
 from everstep.stores.rows.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
 from everstep.stores.rows.transfer import ClaimFamily, DeletePart
-from everstep.stores.sqlite.transaction import Transaction
+from everstep.stores.sqlite.commits import Transaction
 from tests.stores.kit import (
     HARNESSES,
     Harness,

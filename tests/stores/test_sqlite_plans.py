@@ -55,7 +55,7 @@ SCAN = re.compile(rf"SCAN ({TABLES})\b(?: USING (?:COVERING )?INDEX (\w+))?")
 
 
 def plan(sqlite: SqliteHarness, name: str) -> list[str]:
-    sql = for_rows(name, 4)
+    sql = for_rows(name)[4]
     count = sql.count("?") if "?1" not in sql else max(int(number) for number in re.findall(r"\?(\d+)", sql))
     connection = sqlite.sqlite._reader._connection
     return [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, (None,) * count)]
@@ -121,7 +121,7 @@ def test_every_statement_has_a_reason() -> None:
 
 def test_a_statement_for_many_rows_keeps_to_powers_of_two() -> None:
     assert query("append_events").endswith("VALUES {rows:8}")
-    assert for_rows("append_events", 2).endswith("VALUES (?,?,?,?,?,?,?,?),(?,?,?,?,?,?,?,?)")
+    assert for_rows("append_events")[2].endswith("VALUES (?,?,?,?,?,?,?,?),(?,?,?,?,?,?,?,?)")
 
 
 def test_runs_with_a_tag_are_found_by_it_and_in_order(sqlite: SqliteHarness) -> None:

@@ -316,13 +316,13 @@ def shorten_sleep(pace: float) -> None:
 
 def shuffle_ends(seed: int) -> None:
     """Make concurrent steps complete in another order: each outcome is delayed a little, by the seed."""
-    end = StepAttempts._end
+    end = StepAttempts.end
 
     def end_later(attempts: StepAttempts, attempt: Any, *outcome: Any) -> None:
         delay = random.Random(f"{seed} {attempt.run} {attempt.step}").random() * ORDER_SECONDS
         attempts._driver.app.loop.call_later(delay, functools.partial(end, attempts, attempt, *outcome))
 
-    StepAttempts._end = end_later  # type: ignore[method-assign, assignment]
+    StepAttempts.end = end_later  # type: ignore[method-assign, assignment]
 
 
 def become(ask: Ask) -> int:

@@ -56,7 +56,7 @@ class WorkerView(msgspec.Struct, kw_only=True):
             how = f"for {between(one.since, now)}, and is tried again" if one.since else "and works again"
             lines.append(f"{name} failed {one.failures} times ({one.error}), {how}; its log says why")
         if self.not_claiming:
-            lines.append(f"it takes up no more runs of others until that succeeds: {self.not_claiming}")
+            lines.append(f"it claims no more runs of others until that succeeds: {self.not_claiming}")
         return lines
 
 
@@ -86,7 +86,7 @@ def living_workers(store: Store) -> list[WorkerRow]:
 
 
 def unserved_among(store: Store, rows: Sequence[RunRow]) -> set[str]:
-    """Return ids of the runs that want a driver and have none, and that no living worker would take up."""
+    """Return ids of the runs that want a driver and have none, and that no living worker would claim."""
     abouts = living(store.workers())
     waiting = [row for row in rows if row.owner is None and row.status in ("queued", "running")]
     return {row.id for row in waiting if not is_served(row.workflow, row.queue, abouts)}

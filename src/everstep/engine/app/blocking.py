@@ -88,7 +88,9 @@ class BlockingRun(Generic[T]):
 
     def stream(self, name: str, *, after: int = 0) -> Iterator[Entry]:
         """See `Run.stream`."""
-        entries = self.inner.stream(name, after=after)
+        return self._entries(self.inner.stream(name, after=after))  # which refuses wrong values before the first entry
+
+    def _entries(self, entries: AsyncIterator[Entry]) -> Iterator[Entry]:
         while True:
             try:
                 yield self._blocking.wait(_next(entries))

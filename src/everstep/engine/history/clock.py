@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from everstep.stores.ticks import nanoseconds as machine_nanoseconds
 from everstep.stores.ticks import ticks as machine_ticks
 
 SECOND: Final = 1_000_000
@@ -52,8 +53,8 @@ class Clock(Protocol):
 class StoreClock:
     """The store's clock, extrapolated between two readings by the machine's ticks. It never goes back."""
 
-    def __init__(self, store_now: Callable[[], int], ticks: Callable[[], int] = machine_ticks) -> None:
-        self.ticks = ticks
+    def __init__(self, store_now: Callable[[], int], nanoseconds: Callable[[], int] = machine_nanoseconds) -> None:
+        self._nanoseconds = nanoseconds
         self._store_now = store_now
         self._lock = threading.Lock()
         self._floor = 0
@@ -65,8 +66,12 @@ class StoreClock:
 
     def now(self) -> int:
         """Return microseconds since 1970, by the store's clock."""
-        at = self.ticks() + self._offset
+        at = self._nanoseconds() // 1000 + self._offset  # a driver asks for each event
         return at if at > self._floor else self._floor
+
+    def ticks(self) -> int:
+        """Return microseconds that pass whatever is done to the store's clock."""
+        return self._nanoseconds() // 1000
 
     def read_again(self) -> int:
         """Read the store's clock again and return it; `now` may be ahead of that. On any thread."""

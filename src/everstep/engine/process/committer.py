@@ -105,7 +105,7 @@ class Committer:
         self._queue: deque[Source | _Request] = deque()
         self._stalled: list[_Entry] = []
         self._waited_for = False
-        self._flush_soon = False
+        self._flush_soon: asyncio.Handle | None = None
         self._flush_later: asyncio.TimerHandle | None = None
         self._busy = False
         self._is_settling = False
@@ -123,7 +123,7 @@ class Committer:
             self._queue.append(source)
         if waited_for:
             self._soon()
-        elif self._flush_later is None and not self._flush_soon:
+        elif self._flush_later is None and self._flush_soon is None:
             self._flush_later = self._loop.call_later(LINGER_SECONDS, self._flush_lingering)
 
     def submit(self, operation: Operation) -> "asyncio.Future[Verdict]":
@@ -137,9 +137,8 @@ class Committer:
 
     def _soon(self) -> None:
         self._waited_for = True
-        if not self._flush_soon and not self._busy:
-            self._loop.call_soon(self._flush)
-            self._flush_soon = True  # not before: without memory for it nothing would be flushed any more
+        if self._flush_soon is None and not self._busy:
+            self._flush_soon = self._loop.call_soon(self._flush)
 
     def _flush_lingering(self) -> None:
         self._flush_later = None
@@ -153,7 +152,9 @@ class Committer:
 
     # -- one transaction -------------------------------------------------------------------------------------------
     def _flush(self) -> None:
-        self._flush_soon = False
+        if self._flush_soon is not None:
+            self._flush_soon.cancel()
+            self._flush_soon = None
         if self._busy or self._closed:
             return
         batch = self._take_batch() if self._queue or self._stalled else []
@@ -296,7 +297,8 @@ class Committer:
         self._is_settling = False
         if self._stalled:
             self._wait_for_room(paused or StoreBusy("The store cannot be written."))
-        self._go_on()
+        if self._queue or self._idle is not None:
+            self._go_on()
         if stop is not None:
             raise stop
 
@@ -375,7 +377,9 @@ class Committer:
         """
         while (self._queue or self._busy) and not self.full:
             self._idle = self._loop.create_future()
-            self._flush_soon = False
+            if self._flush_soon is not None:
+                self._flush_soon.cancel()
+                self._flush_soon = None
             self._soon()
             await self._idle
 

@@ -40,7 +40,7 @@ class Holding:
             unit.consumed = consumed
             verdict = await app.committer.submit(unit)
         except StoreError:
-            app.want(row.id)  # it is taken up again, and held then
+            app.want(row.id)  # it is resumed, and held then
             raise
         if not isinstance(verdict, Accepted):
             app.watchers.look_again(row.id)  # another process drives it, and what looked wrong was its progress
@@ -80,7 +80,7 @@ class Holding:
         return True
 
     async def retry_diverged(self, run: str) -> None:
-        """Compare a run that is held as diverged with the code as it is now; if it matches, it goes on by itself."""
+        """Compare a run that is held as diverged with the code as it is now; if it matches, it continues by itself."""
         app = self._app
         holds = [hold for hold in await app.read(app.store.holds, run=run) if hold.reason == "diverged"]
         row = await app.read(app.store.run, run)
@@ -108,7 +108,7 @@ class Holding:
         try:
             row = await app.read(app.store.run, driver.run)
         except StoreError:
-            app.want(driver.run)  # it is taken up again, and held then if the same is refused again
+            app.want(driver.run)  # it is resumed, and held then if the same is refused again
             return
         if row is not None and row.epoch == driver.row.epoch:
             await self.hold_claimed(row, HoldReport("stuck", f"its newest events cannot be stored: {error}"))

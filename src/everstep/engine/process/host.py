@@ -34,9 +34,10 @@ from everstep.engine.process.returns import Returns
 from everstep.engine.process.schedules import Scheduler
 from everstep.engine.process.watchers import Watchers
 from everstep.engine.run.acting import Acting
-from everstep.engine.run.bodies import BodyTasks
+from everstep.engine.run.attempts import BodyTasks
+from everstep.engine.run.begin import drive_new
 from everstep.engine.run.children import RecentEnds
-from everstep.engine.run.drive import drive, drive_new
+from everstep.engine.run.drive import drive
 from everstep.engine.run.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.run.holds import HoldReport
 from everstep.engine.run.threads import Threads
@@ -77,9 +78,9 @@ async def wait_for_bodies(drivers: "Mapping[str, Driver]", seconds: float, *, ca
     while True:
         passed = loop.time() - began
         attempts = [driver.attempts for driver in drivers.values()]
-        begun = attempts if can_save() else [one.bodies for one in attempts]
-        must_wait = any(one.must_not_be_cut_off() for one in begun) and passed < max(seconds, ONCE_SECONDS)
-        if not must_wait and not (any(one.bodies.running for one in attempts) and passed < seconds):
+        has_once = any(one.must_not_be_cut_off(starting=can_save()) for one in attempts)
+        must_wait = has_once and passed < max(seconds, ONCE_SECONDS)
+        if not must_wait and not (any(one.running for one in attempts) and passed < seconds):
             return
         await asyncio.sleep(0.02)
 
@@ -274,7 +275,7 @@ class Host:
 
     async def _stop_all(self) -> None:
         """Take all runs out of memory, and wait until their bodies have taken note."""
-        bodies = [one.task for driver in self.drivers.values() for one in driver.attempts.bodies.running.values()]
+        bodies = [one.task for driver in self.drivers.values() for one in driver.attempts.running.values()]
         for driver in list(self.drivers.values()):
             driver.stop()
         for task in self._tasks:
@@ -636,7 +637,7 @@ class Host:
 
     @cached_property
     def interrupted(self) -> Interrupted:
-        """The runs that were stopped, and are taken up again after a pause."""
+        """The runs that were stopped, and are resumed after a pause."""
         self.has_interrupted = True
         return Interrupted(self)
 

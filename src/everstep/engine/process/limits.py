@@ -139,7 +139,7 @@ class Limits:
             return False
         attempts = driver.attempts
         claims = attempts.has_keys and attempts.keys.is_claiming
-        return claims or call in attempts.bodies.running or call in attempts.starting
+        return claims or call in attempts.running or call in attempts.starting
 
     def _drop_unwanted(self, name: str) -> None:
         waiting = self._waiting[name]
@@ -222,7 +222,7 @@ class Limits:
         wait.driver.call(self._begin, wait)
 
     def _begin(self, wait: Wait) -> None:
-        wait.driver.attempts.bodies.tell_when_over(functools.partial(self.free, wait.driver.run))
+        wait.driver.attempts.tell_when_over(functools.partial(self.free, wait.driver.run))
         wait.driver.attempts.begin_again(wait.call.call, wait.because, has_slot=True)
         wait.driver.come_to_rest()
 

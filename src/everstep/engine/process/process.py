@@ -33,7 +33,7 @@ class Process(BackgroundHost, Protocol):
         """Claim a run if it is free, and drive it. Returns whether it is driven here now."""
 
     def setting_aside(self, run: str) -> AbstractContextManager[None]:
-        """Within the block a run is not taken up."""
+        """Within the block a run is not resumed."""
 
     def want(self, run: str) -> None:
         """Remember a run that is to be driven here once no other process drives it."""

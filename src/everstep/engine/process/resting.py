@@ -20,7 +20,7 @@ class Resting:
     def add(self, driver: Driver) -> None:
         """Keep a run that waits now; the one that has waited longest leaves."""
         if driver.execution.witnesses and driver.is_idle:
-            self._evict(driver)  # what it remembers of the outside is compared again before it goes on
+            self._evict(driver)  # what it remembers of the outside is compared again before it continues
             return
         self._drivers[driver.run] = driver
         self._drivers.move_to_end(driver.run)

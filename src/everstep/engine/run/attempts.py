@@ -1,36 +1,39 @@
 """A step in progress: its start, its body once that is allowed, and what follows the end of the body.
 
 In the order in which it happens: `begin` records what the code asked for, `start` starts a body (once its intent is
-durable, unless it is a `read`), `ended` takes its result, and `_completed` or `failed` records it: an outcome, another
-attempt, a fallback, or a question to a person.
+durable, unless it is a `read`), `_perform` runs it, `end` takes what became of it, and `completed` records its outcome.
+What follows when it raises is in `doubts.py`; what it may ask for while it runs, in `bodies.py`.
 """
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Generator
+from contextvars import Context
 from functools import cached_property, partial
+from types import coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.codec import is_immutable_scalar
-from everstep.effects.atomic import Settled, Undecided
+from everstep.effects.atomic import Settled
+from everstep.effects.body import SETTLED
 from everstep.effects.descent import bodies_run_in
 from everstep.effects.surroundings import CURRENT, set_current
 from everstep.engine.code.commands import StepCall, set_variables
 from everstep.engine.code.step_state import DOUBT, EARLIER, FALLBACK, KEY, NEVER, ROOM, SLOT, StepState
-from everstep.engine.code.stops import pass_on, stop_in
+from everstep.engine.code.stops import pass_on
 from everstep.engine.history.clock import microseconds
 from everstep.engine.run.bodies import Attempt, Bodies, start_atomic
 from everstep.engine.run.budget import Spending
 from everstep.engine.run.compensation import note_compensated
-from everstep.engine.run.doubts import Doubts
-from everstep.engine.run.holds import exhausted_report
+from everstep.engine.run.doubts import Doubts, Failures
 from everstep.engine.run.keys import Keys
-from everstep.errors import Fatal, FolderBusy, NotDone, NotEncodable
+from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.budgets import Charge
 from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again
 from everstep.model.crash_points import crash_point
-from everstep.model.untrusted import Stopped, described, is_a, logger
+from everstep.model.untrusted import logger
 
 if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
     from everstep.engine.run.driver import Driver
@@ -38,10 +41,108 @@ if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into
 
 log = logger("everstep.step")
 
-LOOK_SECONDS: Final = 0.05
-"""How often a failed attempt looks whether what its body started has ended."""
+TURN_SECONDS: Final = 0.001
+"""Bodies that lead to further bodies keep the loop to themselves for no longer than this."""
 LEFT_SECONDS: Final = 0.5
 """Pause before an app that stops checks again an attempt that it has left to others, in seconds."""
+
+
+Performs = Callable[["Attempt"], Coroutine[Any, Any, None]]
+
+
+class BodyTasks:
+    """Runs the bodies of an app as tasks of its loop, in the order in which they may start.
+
+    Most bodies end without ever waiting. These share a task, one after the other, each in its own context: a task and a
+    turn of the loop for each would cost a quarter of a `read`. A body that waits keeps the task that it began in.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
+        self._loop = loop
+        self._context = context
+        self._waiting: deque[tuple[Performs, Attempt, Context]] = deque()
+        self._takers: set[asyncio.Task[None]] = set()
+        """The tasks that take the next of those that wait."""
+
+    def add(self, performs: Performs, attempt: Attempt, context: Context) -> None:
+        """Run a body soon, never inside of anything that applies an outcome."""
+        self._waiting.append((performs, attempt, context))
+        if not self._takers:
+            self._add_task()
+
+    def _add_task(self) -> None:
+        run = self._run()
+        try:
+            # Directly and with the app's context: it is no task of the body in whose context this may be called.
+            task = asyncio.Task(run, loop=self._loop, context=self._context.copy())
+            task.add_done_callback(self._note_end)
+            self._takers.add(task)
+        except Exception as error:  # noqa: BLE001  # there is no memory for it: the runs are resumed later
+            run.close()
+            while self._waiting:
+                _, attempt, _ = self._waiting.popleft()
+                attempt.bodies.stumble(error)
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        """A task has ended. One that an application cancels may have taken none of those that wait."""
+        self._takers.discard(task)
+        if self._waiting and not self._takers:
+            self._add_task()
+
+    def _leave(self, task: "asyncio.Task[None]") -> None:
+        """A task continues with its body. Others follow, twice as many if more bodies wait in their turn."""
+        self._takers.discard(task)
+        task.remove_done_callback(self._note_end)
+        for _ in range(min(2, len(self._waiting) - len(self._takers))):
+            self._add_task()
+
+    async def _run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        waiting = self._waiting
+        came_before = len(waiting)  # they all have waited for this turn of the loop
+        until = time.monotonic() + TURN_SECONDS
+        while waiting and not task.cancelling():  # a body may have cancelled its task just before it ended
+            if came_before <= 0 and time.monotonic() > until:
+                await asyncio.sleep(0)
+                came_before, until = len(waiting), time.monotonic() + TURN_SECONDS
+            came_before -= 1
+            performs, attempt, context = waiting.popleft()
+            if attempt.bodies.running.get(attempt.call.call) is not attempt:
+                continue  # it is not wanted any more
+            try:
+                body = performs(attempt)
+                task.set_name(attempt.step)
+                awaited = context.run(body.send, None)
+            except StopIteration:
+                continue  # it has ended
+            except Exception as error:  # noqa: BLE001  # it reaches this run alone
+                attempt.bodies.stumble(error)
+                continue
+            attempt.task = task
+            self._leave(task)
+            if attempt.bodies.running.get(attempt.call.call) is not attempt:
+                task.cancel()  # it was given up in its first turn
+            await _rest_of(body, context, awaited)
+            return
+
+
+@coroutine
+def _rest_of(body: Coroutine[Any, Any, None], context: Context, awaited: Any) -> Generator[Any, Any, None]:
+    """Go on with a body that waits for something: what its task sends and throws is for the body, in its context."""
+    run, send, throw = context.run, body.send, body.throw
+    step: Callable[[Any], Any]
+    try:
+        while True:
+            step = send
+            try:
+                given = yield awaited
+            except BaseException as error:  # noqa: BLE001
+                step, given = throw, error
+            awaited = run(step, given)
+            given = None  # an error would be kept alive by its own traceback
+    except StopIteration:
+        return
 
 
 class StepAttempts:
@@ -51,14 +152,17 @@ class StepAttempts:
     """Calls that wait for a slot of their named limit."""
 
     def __init__(self, driver: "Driver", known: dict[int, StepState]) -> None:
-        self.bodies = Bodies(driver, self._record_heartbeat)
-        self.has_doubts = self.has_keys = False
+        self.running: dict[int, Attempt] = {}
+        """The attempts whose bodies run, by their calls."""
+        self.bodies = Bodies(driver, self.running, self._record_heartbeat)
+        self.has_doubts = self.has_keys = self.has_failures = False
         self.starting: dict[int, None] = {}
         """Calls whose intent is not durable yet. (The garbage collector skips a dict of numbers.)"""
         self.restarts = 0
         """The number of events, since the last unit, that only repeat what a crash had cut off."""
         self._driver = driver
         self._known = known
+        self._when_over: Callable[[int], None] | None = None
 
     @cached_property
     def doubts(self) -> "Doubts":
@@ -72,9 +176,17 @@ class StepAttempts:
         self.has_keys = True
         return Keys(self._driver, self, self._known)
 
+    @cached_property
+    def failures(self) -> "Failures":
+        """What follows when a body does not return: most return."""
+        self.has_failures = True
+        return Failures(self._driver, self, self._known)
+
     def let_go(self) -> None:
         """The run leaves memory. These point back here: see Execution.evict."""
         del self.bodies
+        if self.has_failures:
+            del self.failures
         if self.has_doubts:
             del self.doubts
         if self.has_keys:
@@ -84,13 +196,15 @@ class StepAttempts:
     def are_under_way(self) -> bool:
         """Whether any body or probe runs, or is about to."""
         asks = self.has_doubts and self.doubts.asking
-        return bool(self.bodies.running or self.starting or asks or self.slots_wanted)
+        return bool(self.running or self.starting or asks or self.slots_wanted)
 
-    def must_not_be_cut_off(self) -> bool:
-        """Whether a body runs, or is about to, whose effect nobody could tell afterwards."""
-        steps = self._driver.execution.steps
-        starting = (steps[call] for call in self.starting if call in steps)
-        return self.bodies.must_not_be_cut_off() or any(not may_run_again(call.target.effect) for call in starting)
+    def must_not_be_cut_off(self, *, starting: bool = True) -> bool:
+        """Whether a body runs, or (with `starting`) is about to, whose effect could not be known afterwards."""
+        calls = [attempt.call for attempt in self.running.values()]
+        if starting:
+            steps = self._driver.execution.steps
+            calls += [steps[call] for call in self.starting if call in steps]
+        return any(not may_run_again(call.target.effect) for call in calls)
 
     def has_unsettled(self) -> bool:
         """Whether any step was begun whose effect must be known before the run may end, and is not."""
@@ -368,7 +482,7 @@ class StepAttempts:
         )
         if driver.budgets is not None:
             attempt.spending = Spending(uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback))
-        self.bodies.running[call.call] = attempt
+        self.running[call.call] = attempt
         context, target = app.context.copy(), call.target
         if call.variables:
             context.run(set_variables, call.variables)
@@ -381,7 +495,7 @@ class StepAttempts:
         else:
             began = time.monotonic()
             body = partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
-            app.threads.start(driver.run, body, lambda value, error: self._end(attempt, value, error, began), call.call)
+            app.threads.start(driver.run, body, lambda value, error: self.end(attempt, value, error, began), call.call)
 
     async def _perform(self, attempt: Attempt) -> None:
         """Run a body to its end."""
@@ -396,22 +510,18 @@ class StepAttempts:
             else:
                 value = await attempt.bodies.call(attempt)
         except BaseException as error:  # noqa: BLE001  # whatever a body raises
-            self._end(attempt, None, error, began)
+            self.end(attempt, None, error, began)
         else:
-            self._end(attempt, value, None, began)
+            self.end(attempt, value, None, began)
 
     def _is_left(self, call: StepCall) -> bool:
-        """Return True if a step is left to the worker that continues the run, because nothing would be in doubt
-        then.
-        """
+        """Return True if the worker that continues the run can take a step: nothing would be in doubt then."""
         driver = self._driver
         is_leaving = driver.stopped_by is not None or (driver.hold_wanted is not None and not driver.lets_bodies_end)
         return (driver.app.draining or is_leaving) and may_run_again(call.target.effect)
 
     def was_cut_off(self, call: int, *, coming: bool = False) -> bool:
-        """Return True if an attempt before the newest one (or the coming one) did not end by failing, as far as
-        known.
-        """
+        """Return True if an attempt before the newest one (or the coming one) is not known to have failed."""
         attempts = self._known[call]
         return attempts.attempt - 1 + coming > attempts.failures
 
@@ -427,7 +537,7 @@ class StepAttempts:
 
     def forget(self, call: int) -> None:
         """The code no longer waits for this step."""
-        self.bodies.cancel(call)
+        self.cancel(call)
         if self.has_keys:
             self.keys.forget(call)
         self._known.pop(call, None)
@@ -442,12 +552,32 @@ class StepAttempts:
         self.starting.clear()
         self._known.clear()
 
+    # -- stopping --------------------------------------------------------------------------------------------------
+    def tell_when_over(self, callback: Callable[[int], None]) -> None:
+        """Call back with each call whose body runs no more, or is not waited for any more."""
+        self._when_over = callback
+
+    def cancel(self, call: int) -> None:
+        """Stop a body whose outcome is not wanted any more."""
+        if (attempt := self.running.get(call)) is not None:
+            self.bodies.write_down(attempt)
+            task = attempt.task
+            self.finish(attempt)
+            if task is not None:
+                task.cancel()
+
+    def cancel_all(self) -> None:
+        """Stop all bodies: the run leaves this process."""
+        for call in list(self.running):
+            self.cancel(call)
+        self.bodies.stop()
+
     # -- ending ----------------------------------------------------------------------------------------------------
-    def _end(self, attempt: Attempt, value: Any, error: BaseException | None, began: float) -> None:
+    def end(self, attempt: Attempt, value: Any, error: BaseException | None, began: float) -> None:
         """A body has ended. If the code no longer waits, or the run has left memory, nothing is recorded."""
         crash_point("body.after")
         bodies = attempt.bodies
-        if bodies.running.get(attempt.call.call) is not attempt:
+        if self.running.get(attempt.call.call) is not attempt:
             if error is not None:
                 pass_on(error, self._driver.app.loop)
             return
@@ -455,21 +585,21 @@ class StepAttempts:
             if bodies.streams is not None:
                 bodies.streams.end(attempt)
             if error is None:
-                self._completed(attempt, value, time.monotonic() - began)
+                self.completed(attempt, value, time.monotonic() - began)
             else:
-                self._raised(attempt, error, time.monotonic() - began)
+                self.failures.raised(attempt, error, time.monotonic() - began)
         except Exception as raised:  # noqa: BLE001  # it reaches this run alone
             bodies.stumble(raised)
 
-    def _completed(self, attempt: Attempt, value: Any, seconds: float) -> None:
+    def completed(self, attempt: Attempt, value: Any, seconds: float) -> None:
         """A body returned."""
         call, driver = attempt.call, self._driver
         try:
             payload = driver.app.codec.encode(value, call.target.signature.result, call.step)
         except NotEncodable as refused:
-            self._not_encodable(attempt, refused, seconds)
+            self.failures.not_encodable(attempt, refused, seconds)
             return
-        self.bodies.finish(attempt, is_settled=True)
+        self.finish(attempt, is_settled=True)
         if call.call not in driver.execution.steps:
             return
         if is_immutable_scalar(value):
@@ -489,17 +619,18 @@ class StepAttempts:
             is_expensive = is_expensive or call.target.cost is not None
         driver.deliver("step_completed", call.step, body, expensive=is_expensive)
 
-    def _not_encodable(self, attempt: Attempt, refused: NotEncodable, seconds: float) -> None:
-        """A body returned what cannot be stored."""
-        call = attempt.call
-        if call.compensates:
-            self._completed(attempt, None, seconds)  # it is done, and nobody needs what it returned
-        elif call.target.effect == "once" and not attempt.fallback:
-            self.bodies.charging.write(attempt)
-            self.bodies.finish(attempt)
-            self.doubts.begin(call, refused, happened=True)
-        else:
-            self.failed(attempt, refused, seconds, final=True)
+    def finish(self, attempt: Attempt, *, is_settled: bool = False) -> None:
+        """The attempt is over; `is_settled` if its outcome is known, and is the step's."""
+        call = attempt.call.call
+        self.running.pop(call, None)
+        attempt.task = None  # its context points back here, and a circle would wait for the garbage collector
+        if is_settled:
+            if attempt.fate is None:
+                attempt.fate = SETTLED
+            else:
+                attempt.fate.is_settled = True
+        if self._when_over is not None:
+            self._when_over(call)
 
     def _note_more(self, attempt: Attempt, payload: bytes, body: ev.StepCompleted) -> None:
         """Record the return value of a step with options."""
@@ -521,16 +652,16 @@ class StepAttempts:
         """Handle the result of an attempt at an atomic step."""
         crash_point("body.after")
         bodies = attempt.bodies
-        if bodies.running.get(attempt.call.call) is not attempt:
+        if self.running.get(attempt.call.call) is not attempt:
             return
         try:
             if bodies.streams is not None:
                 bodies.streams.end(attempt)
             if settled is None:
                 assert error is not None
-                self._raised(attempt, error, seconds)
+                self.failures.raised(attempt, error, seconds)
             elif settled.refused is not None:
-                self.failed(attempt, settled.refused, seconds, final=True)
+                self.failures.failed(attempt, settled.refused, seconds, final=True)
             else:
                 self._settled(attempt, settled, seconds)
         except Exception as raised:  # noqa: BLE001  # it reaches this run alone
@@ -539,7 +670,7 @@ class StepAttempts:
     def _settled(self, attempt: Attempt, settled: "Settled", seconds: float) -> None:
         """Record that an atomic step has happened, in this attempt or in an earlier one."""
         call, driver = attempt.call, self._driver
-        self.bodies.finish(attempt, is_settled=True)
+        self.finish(attempt, is_settled=True)
         if call.call not in driver.execution.steps:
             return
         attempts = self._known.pop(call.call)
@@ -555,115 +686,6 @@ class StepAttempts:
         is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
         driver.deliver("step_completed", call.step, body, expensive=is_expensive)
 
-    def _raised(self, attempt: Attempt, error: BaseException, seconds: float) -> None:
-        """A body raised. A cancellation that the engine wanted does not come here: its attempt runs no more."""
-        stop = stop_in(error)
-        if stop is None and attempt.task is not None and attempt.task.cancelling():
-            stop = asyncio.CancelledError(f"and then {described(error)}")
-        if stop is None:
-            self.failed(attempt, error, seconds)
-        else:
-            self._stopped(attempt, stop, error, seconds)
-
-    def _stopped(self, attempt: Attempt, stop: BaseException, error: BaseException, seconds: float) -> None:
-        """A body was stopped, which is no outcome: its contract says what that means, as after a crash.
-
-        A `once` is in doubt now, with what it raised. Anything else is settled in the run's next life.
-        """
-        call, driver = attempt.call, self._driver
-        if call.target.effect == "once" and not attempt.fallback:
-            self.failed(attempt, error.stop if type(error) is Stopped else error, seconds)
-            pass_on(stop, driver.app.loop)
-            return
-        if attempt.spending is not None:
-            self.bodies.charging.write(attempt)
-        self.bodies.record_heartbeats()
-        self.bodies.finish(attempt)
-        driver.leave_unfinished(stop, f"the body of {call.step}")
-
-    def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
-        """A body raised: another attempt by its policy, a fallback, a person, or the workflow gets the error."""
-        call, driver = attempt.call, self._driver
-        is_certain = call.target.effect != "once" or attempt.fallback or _is_certain(call, error)
-        if is_certain and call.target.effect == "once" and not attempt.fallback:
-            left = driver.app.acting.left_behind(driver.run, call.call)
-            if left and self._end_later(attempt, error, seconds, left):
-                return
-            # What it said about the effect, it said before all of it had ended.
-            is_certain = not left and (not attempt.failed_at or is_a(error, Fatal, *call.target.retry.never))
-        self.bodies.record_heartbeats()
-        self.bodies.finish(attempt)
-        if call.call not in driver.execution.steps or driver.is_over:
-            return
-        if not is_certain:
-            self.bodies.charging.write(attempt)
-            self.doubts.begin(call, error, because="left" if attempt.failed_at else "error")
-            return
-        if call.target.effect == "atomic" and isinstance(error, Undecided):
-            self.bodies.charging.write(attempt)
-            self.doubts.begin(call, error.error, because="commit" if error.is_lasting else "error")
-            return
-        attempts = self._known[call.call]
-        attempts.failures += 1
-        policy = call.target.retry
-        if not final and not attempt.fallback:
-            if policy.allows(attempts.failures, error):
-                delay = policy.delay(attempts.failures, error, driver.app.randomness)
-                self._record_failure(attempt, attempts, error, seconds, driver.app.clock.now() + microseconds(delay))
-                driver.deadlines.add(attempts.due or 0, "attempt", call.call)
-                driver.come_to_rest()
-                return
-            if call.target.fallback is not None:
-                self.start_fallback(call, self._record_failure(attempt, attempts, error, seconds, FALLBACK))
-                return
-            if is_a(error, FolderBusy) or (policy.then == "hold" and not is_a(error, Fatal)):
-                self._record_failure(attempt, attempts, error, seconds, NEVER)
-                driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
-                return
-        if call.compensates:  # there is no code in which it could be raised
-            self._record_failure(attempt, attempts, error, seconds, NEVER)
-            driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
-            return
-        del self._known[call.call]
-        self.bodies.finish(attempt, is_settled=True)
-        if call.keyed is not None:
-            self.keys.settle(call, None)
-        raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
-        body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3), call.is_secret)
-        if attempt.spending is not None:
-            body.charged = attempt.spending.take_total()
-        is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
-        driver.deliver("step_failed", call.step, body, expensive=is_expensive)
-
-    def _end_later(self, attempt: Attempt, error: BaseException, seconds: float, left: str) -> bool:
-        """A `once` body failed for certain, but something that it started still acts: its attempt has not ended.
-
-        Until that has ended nothing is recorded, so that any other process finds the step begun and in doubt. Returns
-        False when it has been waited for as long as a probe would be asked.
-        """
-        app = self._driver.app
-        now = app.clock.now()
-        if not attempt.failed_at:
-            attempt.failed_at = now
-            log.warning("%s of run %s failed, and waits for %s to end.", attempt.step, attempt.run, left)
-        if now > attempt.failed_at + microseconds(attempt.call.target.probe_for):
-            return False
-        app.loop.call_later(LOOK_SECONDS, self._end, attempt, None, error, time.monotonic() - seconds)
-        return True
-
-    def _record_failure(
-        self, attempt: Attempt, attempts: StepState, error: BaseException, seconds: float, due: int
-    ) -> int:
-        call = attempt.call
-        attempts.due = due
-        raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
-        body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3), call.is_secret)
-        if attempt.spending is not None:
-            body.charged = attempt.spending.take_total()
-        seq = self._driver.record("attempt_failed", call.step, body)
-        self._driver.writer.save(waited_for=False)
-        return seq
-
     def _record_heartbeat(self, attempt: Attempt, payload: bytes) -> None:
         """Record the details of a heartbeat, for the next attempt."""
         call = attempt.call
@@ -673,11 +695,6 @@ class StepAttempts:
             body = ev.Heartbeat(call.call, attempt.attempt, raw, ref, call.is_secret)
             self._driver.record("heartbeat", call.step, body)
             self._driver.writer.save(waited_for=False)
-
-
-def _is_certain(call: StepCall, error: BaseException) -> bool:
-    """Tell whether an error of a `once` step says for sure that the effect did not happen, or has failed for good."""
-    return is_a(error, NotDone, Fatal, *call.target.not_done, *call.target.retry.never)
 
 
 bodies_run_in(StepAttempts._perform, lambda frame: frame.f_locals["attempt"])

@@ -1,16 +1,15 @@
-"""The bodies of one run that are running: what they may ask for, where they run, and how they are stopped.
+"""The running bodies of one run: what they may ask for.
 
-`attempts.py` starts them and takes their ends. Nothing here knows what an end means.
+`attempts.py` starts them, stops them and takes their ends. Nothing here knows what an end means.
 """
 
 import asyncio
 import functools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from contextvars import Context, copy_context
-from types import CoroutineType, FrameType, coroutine
+from types import CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -25,7 +24,6 @@ from everstep.engine.run.budget import Charging, Spending
 from everstep.engine.run.streams import Streams
 from everstep.engine.run.threads import Threads
 from everstep.errors import Misuse, NotDone, StepTimedOut
-from everstep.model.contracts import may_run_again
 from everstep.model.untrusted import is_a, logger
 
 if TYPE_CHECKING:  # a real cycle: a driver has these parts, and they write into its history
@@ -36,8 +34,6 @@ log = logger("everstep.step")
 
 HEARTBEAT_SECONDS: Final = 1.0
 """Heartbeats that come faster are recorded at this pace; the newest always counts."""
-TURN_SECONDS: Final = 0.001
-"""Bodies that lead to further bodies keep the loop to themselves for no longer than this."""
 CHARGES: Final = threading.Lock()
 """Protects the first charge of an attempt, which two threads may make at once."""
 
@@ -103,110 +99,14 @@ class Attempt(StepBody, eq=False, kw_only=True):
             )
 
 
-Performs = Callable[["Attempt"], Coroutine[Any, Any, None]]
-
-
-class BodyTasks:
-    """Runs the bodies of an app as tasks of its loop, in the order in which they may start.
-
-    Most bodies end without ever waiting. These share a task, one after the other, each in its own context: a task and a
-    turn of the loop for each would cost a quarter of a `read`. A body that waits keeps the task that it began in.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
-        self._loop = loop
-        self._context = context
-        self._waiting: deque[tuple[Performs, Attempt, Context]] = deque()
-        self._takers: set[asyncio.Task[None]] = set()
-        """The tasks that take the next of those that wait."""
-
-    def add(self, performs: Performs, attempt: Attempt, context: Context) -> None:
-        """Run a body soon, never inside of anything that applies an outcome."""
-        self._waiting.append((performs, attempt, context))
-        if not self._takers:
-            self._add_task()
-
-    def _add_task(self) -> None:
-        run = self._run()
-        try:
-            # Directly and with the app's context: it is no task of the body in whose context this may be called.
-            task = asyncio.Task(run, loop=self._loop, context=self._context.copy())
-            task.add_done_callback(self._note_end)
-            self._takers.add(task)
-        except Exception as error:  # noqa: BLE001  # there is no memory for it: the runs are taken up again
-            run.close()
-            while self._waiting:
-                _, attempt, _ = self._waiting.popleft()
-                attempt.bodies.stumble(error)
-
-    def _note_end(self, task: "asyncio.Task[None]") -> None:
-        """A task has ended. One that an application cancels may have taken none of those that wait."""
-        self._takers.discard(task)
-        if self._waiting and not self._takers:
-            self._add_task()
-
-    def _leave(self, task: "asyncio.Task[None]") -> None:
-        """A task goes on with the body that it has. Others follow, twice as many if more bodies wait in their turn."""
-        self._takers.discard(task)
-        task.remove_done_callback(self._note_end)
-        for _ in range(min(2, len(self._waiting) - len(self._takers))):
-            self._add_task()
-
-    async def _run(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        waiting = self._waiting
-        came_before = len(waiting)  # they all have waited for this turn of the loop
-        until = time.monotonic() + TURN_SECONDS
-        while waiting and not task.cancelling():  # a body may have cancelled its task just before it ended
-            if came_before <= 0 and time.monotonic() > until:
-                await asyncio.sleep(0)
-                came_before, until = len(waiting), time.monotonic() + TURN_SECONDS
-            came_before -= 1
-            performs, attempt, context = waiting.popleft()
-            if attempt.bodies.running.get(attempt.call.call) is not attempt:
-                continue  # it is not wanted any more
-            try:
-                body = performs(attempt)
-                task.set_name(attempt.step)
-                awaited = context.run(body.send, None)
-            except StopIteration:
-                continue  # it has ended
-            except Exception as error:  # noqa: BLE001  # it reaches this run alone
-                attempt.bodies.stumble(error)
-                continue
-            attempt.task = task
-            self._leave(task)
-            if attempt.bodies.running.get(attempt.call.call) is not attempt:
-                task.cancel()  # it was given up in its first turn
-            await _rest_of(body, context, awaited)
-            return
-
-
-@coroutine
-def _rest_of(body: Coroutine[Any, Any, None], context: Context, awaited: Any) -> Generator[Any, Any, None]:
-    """Go on with a body that waits for something: what its task sends and throws is for the body, in its context."""
-    run, send, throw = context.run, body.send, body.throw
-    step: Callable[[Any], Any]
-    try:
-        while True:
-            step = send
-            try:
-                given = yield awaited
-            except BaseException as error:  # noqa: BLE001
-                step, given = throw, error
-            awaited = run(step, given)
-            given = None  # an error would be kept alive by its own traceback
-    except StopIteration:
-        return
-
-
 class Bodies:
-    """The bodies of one run that are running now."""
+    """What the running bodies of one run ask for."""
 
-    def __init__(self, driver: "Driver", record_heartbeat: Callable[[Attempt, bytes], None]) -> None:
-        self.running: dict[int, Attempt] = {}
-        self._when_over: Callable[[int], None] | None = None
+    def __init__(
+        self, driver: "Driver", running: dict[int, Attempt], record_heartbeat: Callable[[Attempt, bytes], None]
+    ) -> None:
+        self.running = running
+        """Those of `StepAttempts`, which adds and removes them."""
         self._charging: Charging | None = None
         self._driver = driver
         self._record_heartbeat = record_heartbeat
@@ -305,40 +205,6 @@ class Bodies:
         value = await self.call_in_thread(attempt, fallback, args, kwargs)
         return await value if is_a(value, CoroutineType) else value
 
-    def tell_when_over(self, callback: Callable[[int], None]) -> None:
-        """Call back with each call whose body runs no more, or is not waited for any more."""
-        self._when_over = callback
-
-    def finish(self, attempt: Attempt, *, is_settled: bool = False) -> None:
-        """The attempt is over; `is_settled` if its outcome is known, and is the step's."""
-        call = attempt.call.call
-        self.running.pop(call, None)
-        attempt.task = None  # its context points back here, and a circle would wait for the garbage collector
-        if is_settled:
-            if attempt.fate is None:
-                attempt.fate = SETTLED
-            else:
-                attempt.fate.is_settled = True
-        if self._when_over is not None:
-            self._when_over(call)
-
-    def cancel(self, call: int) -> None:
-        """Stop a body that nobody waits for any more."""
-        attempt = self.running.get(call)
-        if attempt is None:
-            return
-        try:
-            if attempt.spending is not None:
-                self.charging.write(attempt)
-            if self.streams is not None:
-                self.streams.end(attempt)
-        except Exception:  # the other bodies of a run that leaves memory are stopped all the same
-            log.exception("What %s of run %s had charged or appended cannot be written", attempt.step, attempt.run)
-        task = attempt.task
-        self.finish(attempt)
-        if task is not None:
-            task.cancel()
-
     def record_charges(self) -> None:
         """Record the charges and stream entries of running bodies, because they may be cut off."""
         if self.streams is not None:
@@ -346,14 +212,18 @@ class Bodies:
         for attempt in self.running.values():
             self.charging.write(attempt)
 
-    def must_not_be_cut_off(self) -> bool:
-        """Whether a body runs whose effect nobody could tell afterwards."""
-        return any(not may_run_again(attempt.call.target.effect) for attempt in self.running.values())
+    def write_down(self, attempt: Attempt) -> None:
+        """Write down what a body that is stopped was charged, and has appended."""
+        try:
+            if attempt.spending is not None:
+                self.charging.write(attempt)
+            if self.streams is not None:
+                self.streams.end(attempt)
+        except Exception:  # the other bodies of a run that leaves memory are stopped all the same
+            log.exception("What %s of run %s had charged or appended cannot be written", attempt.step, attempt.run)
 
-    def cancel_all(self) -> None:
-        """Stop all bodies: the run leaves this process."""
-        for call in list(self.running):
-            self.cancel(call)
+    def stop(self) -> None:
+        """All bodies were stopped: the run leaves this process."""
         if self._charging is not None:
             self._charging.stop()
         if self.streams is not None:

@@ -235,7 +235,7 @@ class Budgets:
 
     def _reserved_for_what_is_under_way(self) -> Iterator[tuple[int, Amounts]]:
         head, attempts = self._books.head, self._driver.attempts
-        for number in chain(attempts.bodies.running, attempts.starting):
+        for number in chain(attempts.running, attempts.starting):
             begun = head.begun.get(number)
             if begun is not None:
                 yield begun.part, begun.cost.at_least(begun.charged)
@@ -485,7 +485,7 @@ class Charging:
         driver = self._driver
         if driver.is_over:
             self._warn(attempt)
-        elif driver.attempts.bodies.running.get(attempt.call.call) is not attempt:
+        elif driver.attempts.running.get(attempt.call.call) is not attempt:
             self._write(attempt, spending, beside=True)  # a probe, or a body for which nobody waits any more
         elif driver.budgets is not None and not self._is_covered(attempt, spending):
             self._due[attempt.call.call] = attempt
@@ -508,7 +508,7 @@ class Charging:
         self._pause = None
         due, self._due = self._due, {}
         for call, attempt in due.items():
-            if self._driver.attempts.bodies.running.get(call) is attempt:
+            if self._driver.attempts.running.get(call) is attempt:
                 self.write(attempt)
         if due:
             self._pause = self._driver.app.loop.call_later(PAUSE_SECONDS, self._driver.call, self._write_due)

@@ -1,4 +1,4 @@
-"""The child runs of one run in memory: started with their event, taken up again, asked to stop."""
+"""The child runs of one run in memory: started with their event, resumed, asked to stop."""
 
 import random
 from collections import OrderedDict

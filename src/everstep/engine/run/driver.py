@@ -68,7 +68,7 @@ class Beside(msgspec.Struct):
     whereabouts: Mapping[str, Whereabouts] = {}
     """Where the other processes are that may have begun its open steps, as of when that was last asked."""
     asked_hold: Delivery | None = None
-    """The hold that was asked for before the run was taken up: it comes before any body begins."""
+    """The hold that was asked for before the run was claimed: it comes before any body begins."""
 
 
 class Driver:
@@ -454,8 +454,8 @@ class Driver:
         self.record_end(command.kind, body, command.payload or None)
 
     def end_generation(self, command: ContinueRun) -> None:
-        """The run goes on with a fresh history; nothing more is done in this one."""
-        self.attempts.bodies.cancel_all()
+        """The run continues with a fresh history; nothing more is done in this one."""
+        self.attempts.cancel_all()
         self.children.cancel_those_that_end_with_it()
         self.ending = command.kind
         self.record(command.kind, "", command.body())
@@ -482,7 +482,7 @@ class Driver:
     def record_end(self, kind: str, body: ev.Body, outcome: bytes | None) -> None:
         """Record the end. Children that should not outlive the run are asked to stop, in the same transaction."""
         crash_point("run.end")
-        self.attempts.bodies.cancel_all()
+        self.attempts.cancel_all()
         if self.execution.children:
             self.children.cancel_those_that_end_with_it()
         self.ending, self.outcome = kind, outcome
@@ -529,12 +529,12 @@ class Driver:
         if delivery:
             self._hold_deliveries.append(delivery)
         report = self.hold_wanted or report  # the first; a step in doubt is found again when that is resolved
-        goes_on = report.reason == "budget" and (self.attempts.bodies.running or self.attempts.starting)
+        goes_on = report.reason == "budget" and (self.attempts.running or self.attempts.starting)
         if self._applying or goes_on or self.attempts.must_not_be_cut_off():  # what the code asked for comes first
             self.hold_wanted = report
             return
         report = with_undoing(report, self)
-        self.attempts.bodies.cancel_all()
+        self.attempts.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))
         if self._hold_deliveries:
@@ -621,7 +621,7 @@ class Driver:
         if self.stopped:
             return
         self.stopped = True
-        self.attempts.bodies.cancel_all()
+        self.attempts.cancel_all()
         if self.attempts.has_doubts:
             self.attempts.doubts.cancel_all()
         if self._alarm is not None:

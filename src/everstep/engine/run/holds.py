@@ -21,7 +21,7 @@ from everstep.engine.code.commands import Difference, StepCall
 from everstep.engine.code.execution import Execution
 from everstep.engine.code.step_state import StepState
 from everstep.engine.history.damage import Diagnosis
-from everstep.errors import Damaged, FolderBusy, StoreError
+from everstep.errors import Damaged, FolderBusy, NotDecodable, StoreError
 from everstep.model.accounts import Account, as_facts
 from everstep.model.budgets import Amounts, Limits
 from everstep.model.untrusted import is_a, text_of, type_name
@@ -228,6 +228,11 @@ def _without_arguments(text: str) -> str:
 def _verb(text: str) -> str:
     verbs = ("fail", "return", "raise", "wait", "stop", "publish", "receive")
     return text if text.startswith(verbs) else f"ask for {text}"
+
+
+def arguments_report(error: NotDecodable) -> HoldReport:
+    """The run's arguments cannot be given to the code as it is now."""
+    return HoldReport("diverged", f"the arguments do not fit the code: {error}", without=["accept"])
 
 
 def damaged_report(error: Damaged, diagnosis: "Diagnosis") -> HoldReport:

@@ -18,7 +18,7 @@ from everstep.stores.rows.keys import KeyChanges
 from everstep.stores.rows.notifications import NotificationRow
 
 if TYPE_CHECKING:  # a real cycle: a driver knows its host, and the host its drivers
-    from everstep.engine.run.bodies import BodyTasks
+    from everstep.engine.run.attempts import BodyTasks
     from everstep.engine.run.driver import Driver
     from everstep.engine.run.writer import RunWriter
 

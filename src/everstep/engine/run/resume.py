@@ -1,4 +1,4 @@
-"""Replaying the code of a run against its history, with its payloads read on the way."""
+"""Bringing a run back to where it was: its code is replayed against its history, and gets a driver."""
 
 from collections.abc import Mapping, Set
 from typing import Any
@@ -6,13 +6,18 @@ from typing import Any
 from everstep.engine.code.budget import Books
 from everstep.engine.code.checkpoints import Checkpoint
 from everstep.engine.code.execution import Execution
-from everstep.engine.code.recovery_point import load_past
+from everstep.engine.code.recovery_point import Past, load_past
 from everstep.engine.code.replay import Replay, Replayed, first_run
-from everstep.engine.code.workflow import Workflow
-from everstep.engine.history.journal import restore_payload
+from everstep.engine.code.workflow import DECLARED, Workflow
+from everstep.engine.history.clock import microseconds
+from everstep.engine.history.journal import Journal, restore_payload
+from everstep.engine.history.restored import Note, may_lack, newest_note
 from everstep.engine.history.verify import Recorded, refs_of, without_collections
+from everstep.engine.run.acting import whereabouts
+from everstep.engine.run.driver import Beside, Driver
 from everstep.engine.run.host import RunHost
-from everstep.errors import Damaged, NotDecodable, NotReadable
+from everstep.engine.run.streams import newest_entries
+from everstep.errors import Damaged, Misuse, NotDecodable, NotReadable, UnknownWorkflow
 from everstep.model.semantics import SUPPORTED
 from everstep.model.untrusted import logger
 from everstep.stores.brief import Busy, briefly
@@ -149,3 +154,65 @@ def replay(
 def is_supported(row: RunRow) -> bool:
     """Tell whether this release can drive a run; one of a newer release is left for that release."""
     return row.semantics in SUPPORTED
+
+
+def code_of(row: RunRow) -> Workflow | None:
+    """Return the code of a run, if this process has it and this release can drive it."""
+    try:
+        workflow = DECLARED.named(row.workflow)
+    except (UnknownWorkflow, Misuse) as error:
+        log.warning("Run %s is left for a worker that knows it: %s", row.id, error)
+        return None
+    if not is_supported(row):
+        log.warning("Run %s was made by a newer release (semantics %d); it is left alone.", row.id, row.semantics)
+        return None
+    return workflow
+
+
+async def driver_of(host: RunHost, row: RunRow, past: Past, replayed: Replayed) -> Driver:
+    """Return what drives a run from where its replay has come to, with all that has to be known beside its events."""
+    key = host.store.chain.key(past.events[0].body.chain, row.id)
+    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, past.events[-1].at, key)
+    replayed.execution.read_payloads_with(Payloads(host.store, row.id, journal.undurable))
+    beside = await _read_beside(host, row, past, replayed)
+    driver = Driver(host, row, replayed, journal, _clock_started_at(past), beside)
+    if await host.read(may_lack, host.store, host.life, row.id, row.generation, _newest_note(past)):
+        driver.note_restored(host.life)
+    return driver
+
+
+async def _read_beside(host: RunHost, row: RunRow, past: Past, replayed: Replayed) -> Beside:
+    """Read what the driver has to know of a run besides its events."""
+    beside = Beside(past.events[0].body.budget, damaged_checkpoints=past.damaged)
+    if first := replayed.first_checkpoint:
+        (event,) = await host.read(host.store.events, row.id, row.generation, first, first)
+        beside.first_checkpoint = (first, event.digest)
+    if replayed.attempts:
+        begun_by = {attempts.by for attempts in replayed.attempts.values()} - {""}
+        others = begun_by | replayed.execution.unseen_workers
+        beside.whereabouts = await host.read(whereabouts, host.store, others)
+    # Also of a run whose events name no stream: its first entry must not have to ask the store on the loop.
+    beside.stream_heads = await host.read(newest_entries, host.store, row.id, row.generation)
+    return beside
+
+
+def _newest_note(past: Past) -> Note:
+    """Return what a history says of restored backups; beside its first event only few say anything."""
+    kept = past.checkpoint and Note(past.checkpoint.seq, past.checkpoint.part.life, past.checkpoint.part.restores)
+    has_notes = past.checkpoint is not None or "run_restored" in past.kinds
+    return newest_note(past.events if has_notes else past.events[:1], kept)
+
+
+def _clock_started_at(past: Past) -> int:
+    """Return when the run's time began: at its start and after its delay, or at its newest retry."""
+    is_later = past.checkpoint is not None or "run_retried" in past.kinds
+    for event in reversed(past.events if is_later else ()):
+        if event.kind == "run_retried":
+            return int(event.at)
+        if past.checkpoint is not None and event.seq == past.checkpoint.seq:
+            return past.checkpoint.part.clock_started
+    if (forked := past.events[0].body.forked) is not None:
+        return int(forked.at)
+    if (carried := past.events[0].body.carried) is not None:
+        return int(carried.clock_started)
+    return int(past.events[0].at) + microseconds(past.events[0].body.delay)

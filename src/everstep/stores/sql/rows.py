@@ -116,9 +116,10 @@ def stays(append: Append) -> bool:
     return is_running and row.outcome is None and row.progress and not append.release
 
 
-def head_values(append: Append) -> Row:
-    """Return the parameters of `move_heads`: the expected values, the columns that always change, the new head."""
+def change_values(append: Append) -> Row:
+    """Return the parameters of `change_row`: what is expected, what always changes, the new head, and the rest."""
     row, events = append.row, append.events
+    ended = row.status in ENDED
     return (
         append.run,
         append.generation,
@@ -130,15 +131,6 @@ def head_values(append: Append) -> Row:
         row.published,
         events[-1][0] if events else append.expected_seq,
         events[-1][5] if events else append.expected_digest,
-    )
-
-
-def change_values(append: Append) -> Row:
-    """Return the parameters of `change_row`: those of `move_heads`, then status, timer, outcome, end, lease."""
-    row = append.row
-    ended = row.status in ENDED
-    return (
-        *head_values(append),
         row.status,
         row.wake_at,
         row.outcome,

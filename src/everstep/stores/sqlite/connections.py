@@ -5,7 +5,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from typing import Final, Literal
 
 import apsw
@@ -171,27 +170,24 @@ class Identity:
     find.
     """
 
-    def __init__(self, path: str | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        names = (path, f"{path}-wal", f"{path}-shm") if path is not None else ()  # in memory there are none
+    def __init__(self, path: str | None) -> None:
+        self.has_files = path is not None  # in memory there are none
+        names = (path, f"{path}-wal", f"{path}-shm") if path is not None else ()
         found = {name: _identity(name) for name in names}
         self._files = {name: there for name, there in found.items() if there}  # a VFS may have others
-        self.has_files = path is not None
-        self._next_look = clock() + LOOK_SECONDS
+        self.look_at = time.monotonic() + LOOK_SECONDS if self.has_files else float("inf")
+        """The monotonic time of the next look."""
         self.is_left = False
         """Whether a thread was asked to look, and has not: perhaps there is none."""
 
     def is_left_to_a_thread(self) -> bool:
-        """Tell whether it is time to look, and a thread that may wait should: said once, for there may be no thread."""
-        was_left, self.is_left = self.is_left, self.has_files and self._clock() >= self._next_look
-        return self.is_left and not was_left
+        """Return True if a thread that may wait should look: only once, because there may be no thread."""
+        was_left, self.is_left = self.is_left, True
+        return not was_left
 
-    def look(self, *, now: bool = False) -> StoreMoved | None:
-        """Return what is wrong, if it is: looked at once a second at most, unless it must be known `now`."""
-        at = self._clock()
-        if at < self._next_look and not now:
-            return None
-        self._next_look = at + LOOK_SECONDS
+    def look(self) -> StoreMoved | None:
+        """Return what is wrong, if it is."""
+        self.look_at = time.monotonic() + LOOK_SECONDS if self.has_files else float("inf")
         self.is_left = False
         for name, there in self._files.items():
             found = _identity(name)

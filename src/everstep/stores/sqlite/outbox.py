@@ -12,7 +12,7 @@ import apsw
 
 from everstep.errors import Misuse
 from everstep.stores.protocol import Operation, Verdict
-from everstep.stores.sqlite.transaction import Transaction
+from everstep.stores.sqlite.commits import Transaction
 
 SAVEPOINT: Final = "everstep_outbox"
 

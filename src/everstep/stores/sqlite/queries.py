@@ -68,10 +68,16 @@ def names() -> list[str]:
 
 
 @cache
-def for_rows(name: str, count: int) -> str:
-    """Return a statement for this many rows of parameters: `{rows:3}` becomes `(?,?,?),(?,?,?)…`."""
-    text, *others = query(name).split("{rows:")
-    for other in others:
-        width, _, rest = other.partition("}")
-        text += ",".join(["(" + ",".join("?" * int(width)) + ")"] * count) + rest
-    return text
+def for_rows(name: str) -> dict[int, str]:
+    """Return a statement by the number of rows of its parameters: `{rows:3}` becomes `(?,?,?),(?,?,?)…`.
+
+    Of 1, 2, 4, 8, 16 or 32 rows: so there are few texts, all of them prepared once and kept by APSW.
+    """
+    texts = {}
+    for count in (1 << power for power in range(ROWS_MAX.bit_length())):
+        text, *others = query(name).split("{rows:")
+        for other in others:
+            width, _, rest = other.partition("}")
+            text += ",".join(["(" + ",".join("?" * int(width)) + ")"] * count) + rest
+        texts[count] = text
+    return texts

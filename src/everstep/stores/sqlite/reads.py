@@ -18,8 +18,8 @@ from everstep.stores.rows.transfer import RunDump
 from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.rows import Row, as_json, event_row
+from everstep.stores.sqlite.commits import TEXTS, SqliteStatements
 from everstep.stores.sqlite.connections import translated
-from everstep.stores.sqlite.transaction import TEXTS, SqliteStatements
 
 _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_numbers = msgspec.json.Decoder(list[int]).decode

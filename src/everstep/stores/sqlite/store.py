@@ -71,6 +71,7 @@ class SqliteStore(SqlStore):
             raise
         # Now all its files are there.
         self._writer = Writer(writing, patience, self.path, Identity(self.path), threading.Lock())
+        self.commit = self._writer.commit
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"), self._reader.places)
         _open_here.add(self)
 
@@ -106,10 +107,6 @@ class SqliteStore(SqlStore):
         patience.is_patient = False
         flags = apsw.SQLITE_OPEN_READWRITE
         return connect(self.path, durability=self._durability, patience=patience, flags=flags, vfs=self._vfs)
-
-    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
-        """Do all operations in one durable transaction, each accepted or refused by itself."""
-        return self._writer.commit(operations, patient=patient)
 
     def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
         """Do operations in the open transaction of a caller's own connection to this file."""
