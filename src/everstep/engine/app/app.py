@@ -104,14 +104,13 @@ class App(Host):
             file): the run exists if and only if you commit. It is `queued` then, for a worker.
         """
         refuse_names("app.start", unknown)
-        target = workflow_of(workflow)
-        named = checked_kwargs(kwargs)
+        target, named = workflow_of(workflow), checked_kwargs(kwargs)
         policy = target.on_existing if on_existing is None else checked_choice("on_existing", on_existing, ON_EXISTING)
         delay = refuse_start_options(priority, delay, tags, queue)
         if transaction is not None:
             options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
-            begun_there = start_in(self, target, args, named, policy, transaction, **options)
-            return Run(self, begun_there, target.signature.result)
+            outside = start_in(self, target, args, named, policy, transaction, **options)
+            return Run(self, outside, target.signature.result)
         run, is_new = checked_run_id(id) if id is not None else self._new_id(target), id is None
         arguments = self.codec.encode_arguments(target.signature, args, named, target.name)
         if not self.worker:
@@ -140,7 +139,6 @@ class App(Host):
         self, new: NewRun, target: Workflow, arguments: Arguments, policy: str, *, is_new: bool, waits: bool
     ) -> None:
         """Create a run and drive it, unless it waits for its time or in a queue; is_new: nobody else has its id."""
-        run = new.row.id
         begun = self.committer.submit(StartRun(new))
         if is_new and not waits:
             # Nobody else has this id, so the code may begin at once: its first events share the start's commit.
@@ -148,7 +146,7 @@ class App(Host):
         try:
             verdict = await begun
         except StoreError:
-            self._drop(run)
+            self._drop(new.row.id)
             raise
         if isinstance(verdict, Existing):
             await existing_run(self, verdict.row, target, arguments, policy)
@@ -380,9 +378,7 @@ class App(Host):
             raise refused("allow_effects", allow_effects, wanted_text)
         for one in () if is_a(allow_effects, bool) else allow_effects:  # type: ignore[union-attr]
             checked_text("allow_effects", one)
-        wanted = fork.Wanted(run, at, generation, args, outcome, id, allow_effects, by, note)
-        if kwargs is not None:
-            wanted.args, wanted.kwargs = args if args is not None else (), checked_kwargs(kwargs)
+        wanted = fork.Wanted(run, at, generation, args, outcome, id, allow_effects, by, note, checked_kwargs(kwargs))
         forked = await fork.fork(self, wanted)
         await self._want_if_declared(forked)
         return Run(self, forked)
@@ -690,8 +686,9 @@ class App(Host):
         checked_whole("catch_up_max", catch_up_max, least=1)
         checked_text("cron", cron)
         checked_text("zone", zone)
-        arguments = args, checked_kwargs(kwargs)
-        return await define(self, workflow, arguments, name, cron, zone, times, {**options, **where})
+        return await define(
+            self, workflow, (args, checked_kwargs(kwargs)), name, cron, zone, times, {**options, **where}
+        )
 
     def get_schedule(self, name: str) -> Schedule:
         """Return a handle on a schedule by its name."""

@@ -218,15 +218,21 @@ class Current(NamedTuple):
     """Where the running code is: in which run, and, in a step's body, in which step and attempt."""
 
     run: str
+    """The id of the run."""
     workflow: str
+    """The name of its workflow."""
     step: str = ""
+    """In a step's body: the step's name in this run, such as `ask#2` for the second call of `ask`."""
     attempt: int = 0
+    """In a step's body: the number of the attempt, from 1."""
     details: Any = None
     """In a step's body: what the attempt before left with `heartbeat`."""
 
 
 def current() -> Current:
-    """Return which run (and step, and attempt) this code belongs to."""
+    """Return which run (and step, and attempt) this code belongs to: `current().run`, `.workflow`, and in a step's body
+    `.step`, `.attempt` and `.details`. See `Current`.
+    """
     surroundings = CURRENT.get()
     if isinstance(surroundings, StepBody):
         body = surroundings

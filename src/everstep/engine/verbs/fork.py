@@ -270,9 +270,9 @@ def _started(
         changes["carried"] = msgspec.structs.replace(source.carried, head="", undoable=[], uncompensated=[])
     if wanted.outcome is not NOT_GIVEN:
         forked.edited = "outcome"
-    if wanted.args is not None:
+    if wanted.args is not None or wanted.kwargs:
         forked.edited = "arguments"
-        changes |= _arguments(app, row.workflow, wanted.args, wanted.kwargs, payloads)
+        changes |= _arguments(app, row.workflow, wanted.args or (), wanted.kwargs, payloads)
     elif source.carried is not None:
         payload = _payload_of(app, row.id, source.arguments, source.arguments_ref)
         changes["digest"] = digest_of(payload).hex()  # and not that of the other run's first generation
