@@ -79,7 +79,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Inside a step": ("key", "heartbeat"),
     "Answering a probe": ("Done", "Unknown"),
     "Raising and handling errors": ("NotDone", "Fatal", "BudgetExceeded", "Error", "Evicted"),
-    "Modules": ("files", "witness", "blocking", "errors"),
+    "Modules": ("files", "witness", "blocking", "logs", "errors"),
 }
 HANDED_OUT: Final = (
     *(Opening, BlockingApp, BlockingRun, Child, Current, Part, Left, Event, Verification, Repair),
@@ -158,6 +158,8 @@ def signature(name: str, function: Any, *, without: int = 0) -> str:
     """Return how a function is called, without its first arguments if they are not the caller's."""
     definition = unquoted(tree_of(function))
     arguments = definition.args
+    if arguments.kwarg is not None and arguments.kwarg.arg == "unknown":
+        arguments.kwarg = None  # they are refused
     for _ in range(without):
         (arguments.posonlyargs or arguments.args).pop(0)
     word = "async " if isinstance(definition, ast.AsyncFunctionDef) and not is_blocking(function) else ""

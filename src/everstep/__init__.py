@@ -15,7 +15,7 @@ from everstep.errors import BudgetExceeded, Error, Evicted, Fatal, NotDone
 from everstep.model.retry import Retry
 
 if TYPE_CHECKING:  # start-up: `__getattr__` loads these when they are first used
-    from everstep import blocking, files, witness
+    from everstep import blocking, files, logs, witness
     from everstep.effects.answers import Done, Unknown
     from everstep.effects.charging import charge
     from everstep.effects.databases import STORE
@@ -85,6 +85,7 @@ __all__ = [
     "files",
     "heartbeat",
     "key",
+    "logs",
     "now",
     "open",
     "patched",
@@ -154,7 +155,7 @@ def __getattr__(name: str) -> Any:
 
     from everstep.model.collector import paused_collector  # at the top it would be a public name
 
-    if name in ("blocking", "files", "witness"):
+    if name in ("blocking", "files", "logs", "witness"):
         return import_module(f"everstep.{name}")
     if name not in _LATER:
         raise AttributeError(f"module 'everstep' has no attribute {name!r}")
@@ -165,5 +166,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List all public names, also those that are not loaded yet."""
-    return sorted({*globals(), *__all__})
+    """List the public names, also those that are not loaded yet, and no others."""
+    return sorted([*__all__, "__version__"])

@@ -5,6 +5,7 @@ from everstep.effects.surroundings import CURRENT, Outside, call_outside_with
 from everstep.engine.app.blocking import stream_of
 from everstep.engine.app.ground import Ground, Right, ground_of
 from everstep.engine.code.calls import INLINE
+from everstep.engine.code.commands import LEFT_OUT
 from everstep.engine.code.loop import Generators
 from everstep.engine.history.saved import (
     WHOLE,
@@ -35,6 +36,7 @@ from everstep.stores.rows.saved import (
 __all__ = [
     "CURRENT",
     "INLINE",
+    "LEFT_OUT",
     "WHOLE",
     "Body",
     "ChangeItems",

@@ -11,7 +11,7 @@ def approve(order: str) -> bool:
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextvars import copy_context
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, overload
@@ -24,6 +24,7 @@ from everstep.engine.code.execution import current_execution
 from everstep.engine.code.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.code.requests import Request
 from everstep.errors import Misuse
+from everstep.model.durations import Duration
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,24 +57,24 @@ expect = _blocking(api.expect)
 
 
 @overload
-def receive(name: str, type: type[T], *, timeout: float | None = ...) -> T: ...
+def receive(name: str, type: type[T], *, timeout: Duration | None = ...) -> T: ...
 @overload
-def receive(name: str, type: Any = ..., *, timeout: float | None = ...) -> Any: ...
-def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
+def receive(name: str, type: Any = ..., *, timeout: Duration | None = ...) -> Any: ...
+def receive(name: str, type: Any = Any, *, timeout: Duration | None = None) -> Any:
     """Wait for the next signal of this name. With `timeout=` (seconds): `TimeoutError` after it."""
     return _wait("receive", api.receive(name, type, timeout=timeout))
 
 
 @overload
 def approval(
-    what: str, arguments: object, *, answer: type[T], timeout: float | None = ..., secret: bool = ...
+    what: str, arguments: object, *, answer: type[T], timeout: Duration | None = ..., secret: bool = ...
 ) -> T: ...
 @overload
 def approval(
-    what: str, arguments: object, *, answer: Any = ..., timeout: float | None = ..., secret: bool = ...
+    what: str, arguments: object, *, answer: Any = ..., timeout: Duration | None = ..., secret: bool = ...
 ) -> Any: ...
 def approval(
-    what: str, arguments: object, *, answer: Any = Any, timeout: float | None = None, secret: bool = False
+    what: str, arguments: object, *, answer: Any = Any, timeout: Duration | None = None, secret: bool = False
 ) -> Any:
     """Wait for a person's answer about just these arguments: see `everstep.approval`."""
     return _wait("approval", async_approval(what, arguments, answer=answer, timeout=timeout, secret=secret))
@@ -144,6 +145,6 @@ class Child:
         return self._child.cancel()
 
 
-def start(workflow: Any, *args: Any, id: str | None = None) -> Child:
+def start(workflow: Any, *args: Any, kwargs: Mapping[str, Any] | None = None, id: str | None = None) -> Child:
     """Start a child run and go on; `child.result()` waits for it."""
-    return Child(_wait("start", api.start(workflow, *args, id=id)))
+    return Child(_wait("start", api.start(workflow, *args, kwargs=kwargs or {}, id=id)))

@@ -64,7 +64,7 @@ class Generating:
 
 
 GENERATORS = [generating, generating_too, functools.partial(generating, 1), Generating()]
-NO_SECONDS = [10**400, "5s", "5", True, math.nan, math.inf, -1, -0.5, 1e300, [], 5j, Rude(), object]
+NO_SECONDS = [10**400, "-5s", "soon", "5", True, math.nan, math.inf, -1, -0.5, 1e300, [], 5j, Rude(), object]
 NO_COUNT = ["3", 3.0, 2.5, True, math.nan, -1, [], Rude(), Liar(), 10**30]
 STOPS = [BaseException, [KeyboardInterrupt], SystemExit, (ValueError, GeneratorExit), asyncio.CancelledError, Stop]
 NO_TYPES = ["ValueError", 3, [ValueError()], (int,), {"a": 1}, [None], Rude(), Liar(), *STOPS]
@@ -237,7 +237,7 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "usd": ["1", True, -1, math.nan, math.inf, [], 10**5000, Rude(), Liar()],
             "tokens": NO_COUNT,
             "steps": NO_COUNT,
-            "seconds": ["5s", True, math.nan, math.inf, -1, 0, 10**400, Rude(), Liar()],
+            "seconds": ["-5s", "soon", True, math.nan, math.inf, -1, 0, 10**400, Rude(), Liar()],
             "then": ["wait", 3, None, Rude(), Liar()],
         },
     ),
@@ -323,13 +323,13 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "on_existing": ["replace", 3, Rude()],
             "queue": [3, "two words", HALF, Rude()],
             "priority": ["1", True, 1.5, 10**30, Rude()],
-            "delay": ["5s", True, math.nan, math.inf, -1, 1e300, Rude()],
+            "delay": ["-5s", "soon", True, math.nan, math.inf, -1, 1e300, Rude()],
             "tags": [["a"], "a", {"a": 1}, {1: "a"}, {"a": None}, {"a": HALF}, {HALF: "a"}, 3, Rude()],
         },
     ),
     "client.start": (
         connected,
-        {"priority": ["1", True], "delay": ["5s", math.nan, -1], "tags": [["a"], {"a": 1}], "queue": [3]},
+        {"priority": ["1", True], "delay": ["soon", math.nan, -1], "tags": [["a"], {"a": 1}], "queue": [3]},
     ),
     "app.queue": (
         in_app("queue"),
@@ -359,7 +359,7 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "tags": [["a"], {"a": 1}],
         },
     ),
-    "app.cancel": (in_app("cancel"), {"grace": ["5s", True, math.nan, math.inf, -1, Rude()]}),
+    "app.cancel": (in_app("cancel"), {"grace": ["-5s", "soon", True, math.nan, math.inf, -1, Rude()]}),
 }
 CASES = [
     pytest.param(declare, option, value, id=f"{name}({option}={type(value).__name__} {number})")

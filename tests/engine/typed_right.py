@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -76,7 +77,15 @@ async def flow(topic: str, count: int) -> dict[str, int]:
     assert_type(await started.result(), bool)
     assert_type(await (await everstep.start(plain, "text")).result(), int)
     assert_type(await (await everstep.start("other", 1)).result(), Any)
+    assert_type(await (await everstep.start(named_only, "tides", kwargs={"reader": "ann"})).result(), bytes)
+    assert_type(await everstep.sleep("2s"), None)
+    assert_type(await everstep.receive("word", str, timeout=timedelta(days=1)), str)
     return {topic: count}
+
+
+@workflow(timeout="1h")
+async def named_only(topic: str, *, reader: str) -> bytes:
+    return f"{topic} {reader}".encode()
 
 
 @workflow(timeout=60)
@@ -106,6 +115,10 @@ async def driving() -> None:
         assert_type(await run.result(timeout=60), dict[str, int])
         assert_type(await app.run(plain, "text"), int)
         assert_type(await (await app.start(plain, "text")).result(), int)
+        named = await app.start(named_only, "tides", kwargs={"reader": "ann"}, id="z", delay="2s")
+        assert_type(named, Run[bytes])
+        assert_type(await app.run(flow, kwargs={"topic": "tides", "count": 3}), dict[str, int])
+        assert_type(await app.run(plain, kwargs={"text": "tides"}, delay=timedelta(hours=1)), int)
 
 
 def crash_testing() -> None:
@@ -115,8 +128,12 @@ def crash_testing() -> None:
 def blocking() -> None:
     assert_type(everstep.run(flow, "tides", 3), dict[str, int])
     assert_type(everstep.run(plain, "text", id="y"), int)
+    assert_type(everstep.run(named_only, "tides", kwargs={"reader": "ann"}), bytes)
+    assert_type(everstep.run(plain, kwargs={"text": "tides"}, id="y"), int)
     with everstep.open() as app:
         assert_type(app.start(flow, "tides", 3).result(), dict[str, int])
+        assert_type(app.start(named_only, kwargs={"topic": "tides", "reader": "ann"}).result("2s"), bytes)
+        assert_type(app.run(plain, kwargs={"text": "tides"}), int)
         assert_type(app.run(plain, "text"), int)
         assert_type(app.signal("x", "word", 5, id="once"), bool)
         assert_type(app.forget_keys(older_than=5), int)

@@ -66,6 +66,9 @@ async def driving() -> None:
         await app.start(flow, 3, "tides")  # refused
         await app.start(flow, "tides", 3, "more")  # refused
         await app.start(plain, 5)  # refused
+        await app.start(plain, "x", topic="tides")  # refused
+        await app.start(plain, "x", kwargs=["tides"])  # refused
+        await app.run(plain, "x", priority="high")  # refused
         await app.start(plain, "x", on_existing="perhaps")  # refused
         run = await app.start(flow, "tides", 3)
         text: str = await run.result()  # refused
@@ -74,6 +77,7 @@ async def driving() -> None:
 
 def blocking() -> None:
     everstep.run(flow, "tides")  # refused
+    everstep.run(flow, "tides", count=3)  # refused
     text: str = everstep.run(plain, "x")  # refused
     with everstep.open() as app:
         app.start(flow, text)  # refused
@@ -85,8 +89,8 @@ def blocking() -> None:
         app.start(plain, "x").status("now")  # refused
         app.get_schedule("daily").pause(reason="x")  # refused
     with everstep.connect() as client:
-        client.cancel("x", grace="soon")  # refused
-    everstep.blocking.sleep("a while")  # refused
+        client.cancel("x", grace=[5])  # refused
+    everstep.blocking.sleep(None)  # refused
     everstep.blocking.files.write("a.txt")  # refused
 
 

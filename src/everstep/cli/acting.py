@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from everstep.cli.arguments import decoded_json
+from everstep.cli.durations import Time
 from everstep.cli.mistakes import EXIT_FAILED
 from everstep.cli.opening import acting, existing_run, store_options, user_name
 from everstep.cli.rejections import rejection_of, say_rejected
@@ -91,13 +92,13 @@ def signal_command(
 @click.command("cancel")
 @click.argument("run")
 @click.option("--reason", default="", help="Why; it is kept in the history.")
-@click.option("--grace", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS")
+@click.option("--grace", type=Time(bare=True), default="30s", show_default=True, metavar="TIME")
 @click.option("--now", is_flag=True, help="End it without its code: no `finally` block runs.")
 @store_options
 def cancel_command(run: str, reason: str, grace: float, now: bool, url: str | None, in_json: bool) -> None:
     """Ask a run to stop.
 
-    Its code gets a CancelledError and may clean up for --grace seconds. The request is never lost: it takes effect, or
+    Its code gets a CancelledError and may clean up for --grace. The request is never lost: it takes effect, or
     this command says that the run had ended.
     """
     row, is_served = _act(

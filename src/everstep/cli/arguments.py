@@ -10,17 +10,52 @@ from everstep.codec import converted, types_text
 from everstep.engine.code.workflow import Workflow
 from everstep.errors import Misuse, NotDecodable
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments by place, and by name."""
 
-def decoded_arguments(workflow: Workflow, texts: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the arguments for a workflow from their JSON texts."""
-    signature = workflow.signature
-    if not signature.least <= len(texts) <= signature.most:
-        raise Misuse(f"{workflow.name} takes {_parameters(workflow)}; {len(texts)} arguments were given. Each is JSON.")
+
+def decoded_arguments(workflow: Workflow, texts: tuple[str, ...]) -> Call:
+    """Return the arguments for a workflow from their texts: JSON, or `name=JSON`."""
+    placed, named = _split(texts)
+    try:
+        workflow.signature.normalise(tuple(placed), dict(named))
+    except TypeError as error:
+        given = f"{len(texts)} argument{'' if len(texts) == 1 else 's'} {'was' if len(texts) == 1 else 'were'} given"
+        raise Misuse(
+            f"{workflow.name} takes {_parameters(workflow)}; {given}: {error}. Each is JSON, or NAME=JSON."
+        ) from None
     values = []
-    for number, text in enumerate(texts, 1):
+    for number, text in enumerate(placed, 1):
         name, annotation = _parameter(workflow, number - 1)
         values.append(_converted(decoded_json(text, f"argument {number} ({name})"), annotation, name))
-    return tuple(values)
+    annotations = workflow.signature.annotations
+    by_name = {
+        name: _converted(decoded_json(text, f"argument {name}"), annotations.get(name, Any), name)
+        for name, text in named.items()
+    }
+    return tuple(values), by_name
+
+
+def decoded_unchecked(texts: tuple[str, ...]) -> Call:
+    """Return the arguments for a workflow of which only the name is known."""
+    placed, named = _split(texts)
+    values = tuple(decoded_json(text, f"argument {place}") for place, text in enumerate(placed, 1))
+    return values, {name: decoded_json(text, f"argument {name}") for name, text in named.items()}
+
+
+def _split(texts: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
+    """Return the texts of arguments by place and by name. No JSON text begins with a name and `=`."""
+    placed: list[str] = []
+    named: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            placed.append(text)
+        elif name in named:
+            raise Misuse(f"The argument {name} was given twice.")
+        else:
+            named[name] = value
+    return placed, named
 
 
 def decoded_json(text: str, what: str) -> Any:

@@ -1,11 +1,11 @@
 """`everstep gc`: deleting runs that have ended."""
 
 import asyncio
-import re
-from typing import Any, Final
+from typing import Final
 
 import click
 
+from everstep.cli.durations import AGE
 from everstep.cli.mistakes import EXIT_DONE
 from everstep.cli.opening import acting, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
@@ -13,26 +13,12 @@ from everstep.engine.process.retention import Collected
 from everstep.view.store import place_of
 
 LISTED_MAX: Final = 20
-UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
-
-class Age(click.ParamType):  # type: ignore[type-arg]  # before click 8.4 it takes none
-    """A time such as 30d, 12h or 90m."""
-
-    name = "age"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", str(value))
-        if match is None:
-            self.fail(f"{value!r} is not a time such as 30d, 12h or 90m.", param, ctx)
-        return float(match[1]) * UNITS[match[2]]
 
 
 @click.command("gc")
-@click.option("--older-than", type=Age(), metavar="AGE", help="Runs that ended this long ago: 30d, 12h, 90m.")
+@click.option("--older-than", type=AGE, metavar="AGE", help="Runs that ended this long ago: 30d, 12h, 90m.")
 @click.option("--keep", type=click.IntRange(min=0), default=0, help="Number of newest runs of each workflow that stay.")
-@click.option("--keys-older-than", type=Age(), metavar="AGE", help="Keys of actions that did not change for this time.")
+@click.option("--keys-older-than", type=AGE, metavar="AGE", help="Keys of actions that did not change for this time.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @store_options
 def gc_command(

@@ -10,6 +10,7 @@ import msgspec
 
 from everstep.cli.arguments import decoded_arguments, decoded_json
 from everstep.cli.crash_page import page_of
+from everstep.cli.durations import Time
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.terminal import clean, console, say_json, shortened, styled
 from everstep.model.own_files import refuse_unwritable, replace
@@ -29,7 +30,7 @@ PROMISES_SHOWN_MAX = 5
 
 @click.command("crashtest")
 @click.argument("target", metavar="FILE[:WORKFLOW]")
-@click.argument("arguments", nargs=-1, metavar="[JSON]...")
+@click.argument("arguments", nargs=-1, metavar="[[NAME=]JSON]...")
 @click.option("--files", multiple=True, metavar="PATTERN", help="Files that must be the same, such as 'out/*.txt'.")
 @click.option(
     "--signal", "signals", multiple=True, metavar="NAME=JSON", help="Delivered whenever the run waits for it."
@@ -43,7 +44,9 @@ PROMISES_SHOWN_MAX = 5
 @click.option("--most", type=click.IntRange(1), metavar="N", help="Maximum number of boundaries of each kind.")
 @click.option("--orders", type=click.IntRange(0), default=ORDERS, help="Other orders of concurrent steps.")
 @click.option("--pace", type=click.FloatRange(1), default=10.0, help="Step bodies sleep for this part of the time.")
-@click.option("--seconds", type=click.FloatRange(1), default=60.0, help="How long one process may take.")
+@click.option(
+    "--seconds", type=Time(bare=True, least=1), default="60s", metavar="TIME", help="How long one process may take."
+)
 @click.option("--processes", type=click.IntRange(1), default=2, help="How many live at the same time.")
 @click.option("--html", type=click.Path(dir_okay=False), metavar="FILE", help="Write the report as a page.")
 @click.option("--json", "in_json", is_flag=True, help="Print JSON.")
@@ -69,7 +72,7 @@ def crashtest_command(
         everstep crashtest app.py:report '"tides"' --files 'out/*.txt' --signal approved=true
     """  # noqa: D301  # click wants the character itself
     workflow = load_workflow(target)
-    values = decoded_arguments(workflow, arguments)
+    values, named = decoded_arguments(workflow, arguments)
     options["signals"] = {name: decoded_json(text, f"--signal {name}") for name, text in _pairs(signals, "--signal")}
     options["approvals"] = {
         what: decoded_json(text, f"--approve {what}") for what, text in _pairs(approvals, "--approve")
@@ -81,7 +84,7 @@ def crashtest_command(
     if html is not None:
         refuse_unwritable(html)  # check now, not after minutes of testing
     with ProgressLine(silent=in_json) as progress:
-        report = crash_everywhere(workflow, *values, progress=progress, **options)
+        report = crash_everywhere(workflow, *values, kwargs=named, progress=progress, **options)
     if html is not None:
         replace(html, page_of(report).encode())
     if in_json:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from everstep.cli.arguments import decoded_json
+from everstep.cli.durations import Time
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options
 from everstep.cli.resolving import is_served_here
 from everstep.cli.terminal import clean, json_text, say_json, say_json_line
@@ -25,7 +26,10 @@ from everstep.view.plain import payload_json
 @click.argument("value", metavar="[JSON]", default="null")
 @click.option("--ask-id", metavar="TEXT", help="Asking again with the same one gives the same answer.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="How long to wait. Default: as long as it takes."
+    "--timeout",
+    type=Time(bare=True),
+    metavar="TIME",
+    help="How long to wait, such as 90s. Default: as long as it takes.",
 )
 @store_options
 def ask_command(

@@ -1,12 +1,11 @@
 """`everstep fork`: a new run from an event of another one."""
 
 import asyncio
-from typing import Any
 
 import click
 import msgspec
 
-from everstep.cli.arguments import decoded_arguments, decoded_json
+from everstep.cli.arguments import Call, decoded_arguments, decoded_json
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import clean, console, say_json, styled
@@ -18,14 +17,17 @@ from everstep.stores.protocol import RunRow
 from everstep.worker.loading import load_all
 
 
-def _arguments(source: RunRow, given: str, file: str | None) -> tuple[Any, ...]:
+def _arguments(source: RunRow, given: str, file: str | None) -> Call:
     """Return the arguments with which the new run begins, as the workflow takes them."""
     values = decoded_json(given, "--input")
-    if not isinstance(values, list):
-        raise Misuse("At event 1, --input is the JSON list of all arguments of the workflow.")
+    if not isinstance(values, list | dict):
+        raise Misuse("At event 1, --input is all arguments of the workflow: a JSON list, or a JSON object by name.")
     if file is None:
         raise Misuse(f"What {source.workflow} takes is known to your code only: name its file with --app.")
-    texts = tuple(msgspec.json.encode(one).decode() for one in values)
+    if isinstance(values, dict):
+        texts = tuple(f"{name}={msgspec.json.encode(one).decode()}" for name, one in values.items())
+    else:
+        texts = tuple(msgspec.json.encode(one).decode() for one in values)
     return decoded_arguments(DECLARED.named(source.workflow), texts)
 
 
@@ -36,7 +38,7 @@ def _arguments(source: RunRow, given: str, file: str | None) -> tuple[Any, ...]:
     "--input",
     "given",
     metavar="JSON",
-    help="At event 1: the list of arguments to begin with. At an outcome: what takes its place.",
+    help="At event 1: the arguments to begin with, a list or an object by name. At an outcome: what takes its place.",
 )
 @click.option("--app", "file", metavar="FILE", help="Your code: it says what arguments are, and is replayed first.")
 @click.option("--id", "id", metavar="ID", help="The new run's id.")
@@ -77,7 +79,7 @@ def fork_command(
         async with acting(url) as app:
             source = existing_run(app.store, run)
             if given is not None and at == 1:
-                wanted.args = _arguments(source, given, file)
+                wanted.args, wanted.kwargs = _arguments(source, given, file)
             elif given is not None:
                 wanted.outcome = decoded_json(given, "--input")
             row = existing_run(app.store, await fork(app, wanted))

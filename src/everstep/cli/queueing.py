@@ -5,6 +5,7 @@ from typing import Any, Final, Literal
 
 import click
 
+from everstep.cli.durations import Time
 from everstep.cli.opening import acting, line_to_paste, reading, store_options
 from everstep.cli.terminal import add_fitted, clean, console, say_json, shortened, styled
 from everstep.engine.verbs.queues import change, changes_of, existing
@@ -26,9 +27,9 @@ def _rate(text: str) -> tuple[int, float] | None:
     """Return a count and seconds, or None for `none`."""
     count, slash, seconds = text.partition("/")
     try:
-        return None if text == "none" else (int(count), float(seconds.removesuffix("s") if slash else 1.0))
-    except ValueError:
-        raise click.UsageError(f"--rate {text}: it is such as 10/60 (10 runs in 60 seconds), or 'none'.") from None
+        return None if text == "none" else (int(count), Time(bare=True).convert(seconds if slash else "1s", None, None))
+    except (ValueError, click.BadParameter):
+        raise click.UsageError(f"--rate {text}: it is such as 10/60s (10 runs in 60 seconds), or 'none'.") from None
 
 
 @click.command("queue")
@@ -38,7 +39,7 @@ def _rate(text: str) -> tuple[int, float] | None:
 @click.option("--concurrency", metavar="N", help="At once, over all workers.")
 @click.option("--per-worker", metavar="N", help="At once in each worker.")
 @click.option("--per-key", metavar="N", help="At once with the same tag `key`.")
-@click.option("--rate", metavar="N/SECONDS", help="Number of runs that may begin, and in how many seconds.")
+@click.option("--rate", metavar="N/TIME", help="Number of runs that may begin, and in what time, such as 10/60s.")
 @store_options
 def queue_command(
     action: str, name: str | None, is_limit: bool, url: str | None, in_json: bool, **options: Any

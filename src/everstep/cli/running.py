@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from everstep.cli.arguments import decoded_arguments
+from everstep.cli.arguments import Call, decoded_arguments
 from everstep.cli.holds import draw_hold
 from everstep.cli.logs import log_lines
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
@@ -33,7 +33,7 @@ from everstep.worker.stopping import stopping_on_signals
 
 @click.command("run")
 @click.argument("target", metavar="FILE[:WORKFLOW]")
-@click.argument("arguments", nargs=-1, metavar="[JSON]...")
+@click.argument("arguments", nargs=-1, metavar="[[NAME=]JSON]...")
 @click.option("--id", "run", metavar="ID", help="The run's id; that of an existing run resumes it.")
 @click.option(
     "--on-existing",
@@ -53,25 +53,27 @@ def run_command(
 ) -> int:
     """Start a run, or continue one, and show its progress.
 
-    FILE is a Python file or a module; WORKFLOW can be left out if it declares only one. Each argument is JSON:
+    FILE is a Python file or a module; WORKFLOW can be left out if it declares only one. Each argument is JSON, by its
+    place or by its name:
 
     \b
         everstep run app.py:report '"tides"' '"ann@example.org"' --id report-17
+        everstep run app.py:report topic='"tides"' reader='"ann@example.org"' --id report-17
 
     Kill it at any time and run the same command again: it resumes where it was.
     """  # noqa: D301  # click wants the character itself
     workflow = load_workflow(target)
-    values = decoded_arguments(workflow, arguments)
+    call = decoded_arguments(workflow, arguments)
     if run is not None:
         checked_run_id(run)
     options = {"id": run, "on_existing": on_existing, "tags": parsed_tags(tags)}
     again = [target, *arguments]
-    return asyncio.run(_run(workflow, values, options, url, again, in_json=in_json))
+    return asyncio.run(_run(workflow, call, options, url, again, in_json=in_json))
 
 
 async def _run(
     workflow: Workflow,
-    values: tuple[Any, ...],
+    call: Call,
     options: dict[str, Any],
     url: str | None,
     again: list[str],
@@ -89,7 +91,7 @@ async def _run(
         stack.enter_context(log_lines(lambda level, text: progress.say("!", f"{level}: {text}", "yellow")))
         try:
             existed = store.run(options["id"]) if options["id"] else None
-            handle = await app.start(workflow, *values, **options)
+            handle = await app.start(workflow, *call[0], kwargs=call[1], **options)
             app.pump.nudge()  # so that it polls for this run from now on, and notices signals of other processes
             watcher = Watcher(store, handle.id, progress, url)
             _announce(progress, store, handle.id, existed, watcher)

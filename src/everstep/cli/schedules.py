@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from everstep.cli.arguments import decoded_arguments, decoded_json
-from everstep.cli.collecting import Age
+from everstep.cli.arguments import decoded_arguments, decoded_unchecked
+from everstep.cli.durations import AGE
 from everstep.cli.opening import acting, line_to_paste, store_options, user_name
 from everstep.cli.resolving import is_served_here
 from everstep.cli.tags import parsed_tags
@@ -59,14 +59,14 @@ def _say_who_starts(url: str | None, *, is_served: bool) -> None:
 @schedule_command.command("create")
 @click.argument("name")
 @click.argument("workflow")
-@click.argument("arguments", nargs=-1, metavar="[JSON]...")
+@click.argument("arguments", nargs=-1, metavar="[[NAME=]JSON]...")
 @click.option(
     "--cron", default="", metavar="TEXT", help='Five fields as in "0 9 * * MON-FRI", or six: the second first.'
 )
 @click.option("--zone", default="UTC", show_default=True, help="The time zone of --cron, such as Europe/Berlin.")
-@click.option("--every", type=Age(), default="0s", metavar="TIME", help="Instead of --cron: 30s, 15m, 6h, 1d.")
-@click.option("--offset", type=Age(), default="0s", metavar="TIME", help="By how much to shift the ticks of --every.")
-@click.option("--jitter", type=Age(), default="0s", metavar="TIME", help="Start each run up to this much later.")
+@click.option("--every", type=AGE, default="0s", metavar="TIME", help="Instead of --cron: 30s, 15m, 6h, 1d.")
+@click.option("--offset", type=AGE, default="0s", metavar="TIME", help="By how much to shift the ticks of --every.")
+@click.option("--jitter", type=AGE, default="0s", metavar="TIME", help="Start each run up to this much later.")
 @click.option(
     "--overlap", type=click.Choice(OVERLAPS), default="skip", show_default=True,
     help="What to do at a tick when the previous run has not ended.",
@@ -93,15 +93,15 @@ def create_command(
     target: Any = workflow
     if workflow.endswith(".py") or ":" in workflow:
         target = load_workflow(workflow)
-        values = decoded_arguments(target, arguments)
+        values, named = decoded_arguments(target, arguments)
     else:
-        values = tuple(decoded_json(text, f"argument {place}") for place, text in enumerate(arguments, 1))
+        values, named = decoded_unchecked(arguments)
     options["tags"] = parsed_tags(options["tags"])
 
     async def create() -> tuple[Scheduled, bool]:
         app = await App(open_store(url or default_url()), workflows=()).open()
         try:
-            schedule = await app.schedule(target, *values, name=name, **options)
+            schedule = await app.schedule(target, *values, kwargs=named, name=name, **options)
             return await schedule.show(), is_served_here(app)
         finally:
             await app.close()

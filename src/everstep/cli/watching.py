@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from everstep.cli.drawing import status_text
+from everstep.cli.durations import Time
 from everstep.cli.opening import reading, store_options
 from everstep.cli.terminal import clean, console, say_json, shortened, styled
 from everstep.model.status import STATUSES
@@ -17,8 +18,13 @@ from everstep.view.words import between
 @click.command("top")
 @click.option("--once", is_flag=True, help="Print one snapshot and end.")
 @click.option(
-    "--every", type=click.FloatRange(0.2, 60.0), default=1.0, show_default=True, help="Seconds between looks."
-)
+    "--every",
+    type=Time(bare=True, least=0.2, most=60),
+    default="1s",
+    show_default=True,
+    metavar="TIME",
+    help="Time between looks.",
+)  # fmt: skip
 @store_options
 def top_command(once: bool, every: float, url: str | None, in_json: bool) -> None:
     """Show workers, runs by status, steps under way, holds and rates, until it is interrupted.

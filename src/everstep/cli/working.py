@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from everstep.cli.collecting import Age
+from everstep.cli.durations import AGE, Time
 from everstep.cli.logs import log_lines
 from everstep.cli.opening import store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
@@ -48,11 +48,11 @@ STYLES = {
     "--concurrency", type=click.IntRange(min=1), default=100, show_default=True, help="Runs at the same time."
 )
 @click.option(
-    "--drain", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
+    "--drain", type=Time(bare=True), default="30s", show_default=True, metavar="TIME",
     help="How long steps under way may take to end when the worker is stopped.",
 )  # fmt: skip
 @click.option(
-    "--lease", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="SECONDS",
+    "--lease", type=Time(bare=True, least=1), default="30s", show_default=True, metavar="TIME",
     help="How long a worker that does not answer keeps its runs. A dead one on this machine loses them at once.",
 )  # fmt: skip
 @click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve only this queue; can be given again.")
@@ -61,10 +61,10 @@ STYLES = {
     help="Number of processes under this one, which starts them again when they die. Each has its own --concurrency.",
 )  # fmt: skip
 @click.option("--health", metavar="PORT", help="Answer /healthz and /readyz, to this machine only; or HOST:PORT.")
-@click.option("--retention", type=Age(), metavar="AGE", help="Delete runs that ended this long ago: 30d, 12h, 90m.")
-@click.option("--key-retention", type=Age(), metavar="AGE", help="Forget keys that did not change for this time.")
+@click.option("--retention", type=AGE, metavar="AGE", help="Delete runs that ended this long ago: 30d, 12h, 90m.")
+@click.option("--key-retention", type=AGE, metavar="AGE", help="Forget keys that did not change for this time.")
 @click.option(
-    "--gone-after", type=click.FloatRange(min=1), metavar="SECONDS",
+    "--gone-after", type=Time(bare=True, least=1), metavar="TIME",
     help="Workers elsewhere without a sign of life for this time count as gone. Risky: see the documentation.",
 )  # fmt: skip
 @click.option("--host", metavar="HOST", help="With `worker gone`: everything that was begun on this host.")

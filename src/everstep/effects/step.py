@@ -15,6 +15,7 @@ from everstep.effects.surroundings import current as now_running
 from everstep.errors import Misuse
 from everstep.model.budgets import estimate_from
 from everstep.model.contracts import Effect, may_run_again, needs_intent
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_name
 from everstep.model.options import (
     checked_errors,
@@ -48,12 +49,12 @@ class Step:
         name: str | None = None,
         effect: Effect = "repeat",
         retry: Retry | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         raises: Iterable[type[BaseException]] = (),
         fallback: Any = None,
         probe: Callable[..., Any] | None = None,
-        probe_for: float = 600.0,
-        settle: float = 0.0,
+        probe_for: Duration = 600.0,
+        settle: Duration = 0.0,
         not_done: type[BaseException] | Iterable[type[BaseException]] = (),
         key: str | Callable[..., str] | None = None,
         compensate: Callable[..., Any] | None = None,
@@ -67,8 +68,6 @@ class Step:
         self.not_done = checked_errors("not_done", not_done)
         self.settle = checked_seconds("settle", settle)
         self._check_contract(effect, for_once=probe is not None or self.not_done or settle, has_key=key is not None)
-        if timeout is not None:
-            checked_seconds("timeout", timeout, above=True)
         if retry is not None and type(retry) is not Retry:
             raise refused("retry", retry, "it is an everstep.Retry, such as retry=Retry(attempts=3)")
         self.limit = checked_name(limit, "limit") if limit is not None else None
@@ -76,7 +75,7 @@ class Step:
         self.name = checked_name(declared_name(function) if name is None else name, "step")
         self.effect: Effect = effect
         self.retry = retry or ONE_ATTEMPT
-        self.timeout = timeout
+        self.timeout = None if timeout is None else checked_seconds("timeout", timeout, above=True)
         self.fallback = fallback
         if callable(fallback):
             refuse_generator("fallback=", fallback)
@@ -176,12 +175,12 @@ def step(
     name: str | None = ...,
     effect: Literal["read", "repeat", "once"] = ...,
     retry: Retry | None = ...,
-    timeout: float | None = ...,
+    timeout: Duration | None = ...,
     raises: Iterable[type[BaseException]] = ...,
     fallback: Any = ...,
     probe: Callable[..., Any] | None = ...,
-    probe_for: float = ...,
-    settle: float = ...,
+    probe_for: Duration = ...,
+    settle: Duration = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
     key: str | Callable[..., str] | None = ...,
     compensate: Callable[..., Any] | None = ...,
@@ -195,12 +194,12 @@ def step(
     name: str | None = ...,
     effect: Literal["read", "repeat", "once"] = ...,
     retry: Retry | None = ...,
-    timeout: float | None = ...,
+    timeout: Duration | None = ...,
     raises: Iterable[type[BaseException]] = ...,
     fallback: Any = ...,
     probe: Callable[..., Any] | None = ...,
-    probe_for: float = ...,
-    settle: float = ...,
+    probe_for: Duration = ...,
+    settle: Duration = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
     key: str | Callable[..., str] | None = ...,
     compensate: Callable[..., Any] | None = ...,

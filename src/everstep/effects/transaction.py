@@ -28,6 +28,7 @@ from everstep.effects.surroundings import require
 from everstep.errors import Misuse, NotDone
 from everstep.model.contracts import Effect
 from everstep.model.digests import step_key
+from everstep.model.durations import Duration
 from everstep.model.options import refuse_unknown
 from everstep.model.retry import Retry
 
@@ -67,7 +68,7 @@ class TransactionStep(Step):
         *,
         name: str | None = None,
         retry: Retry | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         raises: Iterable[type[BaseException]] = (),
         fallback: Any = None,
         compensate: Callable[..., Any] | None = None,
@@ -163,7 +164,7 @@ class TransactionOptions(TypedDict, total=False):
 
     name: str | None
     retry: Retry | None
-    timeout: float | None
+    timeout: Duration | None
     raises: Iterable[type[BaseException]]
     fallback: Any
     compensate: Callable[..., Any] | None

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from everstep.errors import Misuse
+from everstep.model.durations import Duration
+from everstep.model.options import checked_seconds
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 """A text file up to this size is remembered whole, so that a difference can be shown as a diff."""
@@ -211,14 +213,15 @@ def _rows(connection: Any, query: str, parameters: tuple[Any, ...]) -> list[list
         connection.close()
 
 
-def http(url: str, *, header: str = "ETag", json: str = "", timeout: float = 30.0) -> Witness:
+def http(url: str, *, header: str = "ETag", json: str = "", timeout: Duration = 30.0) -> Witness:
     """A header of a resource (default its ETag), or with `json="a.b"` a field of its JSON body."""
+    seconds = checked_seconds("timeout", timeout, above=True)
 
     def observe() -> Any:
         import urllib.request
         from json import loads
 
-        with urllib.request.urlopen(url, timeout=timeout) as response:
+        with urllib.request.urlopen(url, timeout=seconds) as response:
             if not json:
                 if header not in response.headers:  # a missing header would always compare as equal
                     raise Misuse(f"The answer of {url} has no header {header}.")
@@ -228,7 +231,7 @@ def http(url: str, *, header: str = "ETag", json: str = "", timeout: float = 30.
             value = value[int(part)] if isinstance(value, list) else value.get(part)
         return value
 
-    return Witness(f"http:{url}:{json or header}", observe, ("http", url, header, json, timeout))
+    return Witness(f"http:{url}:{json or header}", observe, ("http", url, header, json, seconds))
 
 
 def env(name: str) -> Witness:

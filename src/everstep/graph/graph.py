@@ -24,6 +24,7 @@ from everstep.graph.story import Story
 from everstep.model import events as ev
 from everstep.model.budgets import Budget
 from everstep.model.contracts import Effect
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_name
 from everstep.model.options import (
     checked_choice,
@@ -76,7 +77,7 @@ class Graph(Workflow, Generic[S]):
         limit: int = 1000,
         version: str = "",
         queue: str = "default",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         budget: Budget | None = None,
         on_existing: OnExisting = "attach",
         on_parent_end: OnParentEnd = "cancel",
@@ -120,7 +121,7 @@ class Graph(Workflow, Generic[S]):
         join: Join = ...,
         limit: int | None = ...,
         retry: Retry | None = ...,
-        timeout: float | None = ...,
+        timeout: Duration | None = ...,
         budget: Budget | None = ...,
     ) -> F: ...
     @overload
@@ -132,7 +133,7 @@ class Graph(Workflow, Generic[S]):
         join: Join = ...,
         limit: int | None = ...,
         retry: Retry | None = ...,
-        timeout: float | None = ...,
+        timeout: Duration | None = ...,
         budget: Budget | None = ...,
     ) -> Callable[[F], F]: ...
     def node(self, work: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # it has these options by name
@@ -166,13 +167,14 @@ class Graph(Workflow, Generic[S]):
         join: Join = "all",
         limit: int | None = None,
         retry: Retry | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         budget: Budget | None = None,
     ) -> None:
         self._refuse_when_sealed()
         if not callable(work):
             raise Misuse(f"A node is a function, a step or a graph, not a {type(work).__name__}.")
-        _check_node_options(work, limit=limit, retry=retry, timeout=timeout, budget=budget)
+        _check_node_options(work, limit=limit, retry=retry, budget=budget)
+        seconds = None if timeout is None else checked_seconds("timeout", timeout, above=True)
         if name is None:
             name = name_of(work)
             if (before := declared_name(work).rpartition(".")[2]) != name and isinstance(work, Step):
@@ -180,7 +182,7 @@ class Graph(Workflow, Generic[S]):
         name = checked_name(name, "node")
         kind: NodeKind = "graph" if isinstance(work, Workflow) else "code"
         if isinstance(work, Step) or effect is not None:
-            work, kind = step_node(work, name, effect, retry, timeout), "step"
+            work, kind = step_node(work, name, effect, retry, seconds), "step"
         elif retry is not None and retry.then == "hold":
             raise Misuse(f'Retry(then="hold") is for steps, and the node {name} is none.')
         if budget is not None and self.budget is None:
@@ -192,7 +194,7 @@ class Graph(Workflow, Generic[S]):
                 work=work,
                 rule=NodeRule(checked_choice("join", join, JOINS), limit or self.limit, asks_first(work)),  # type: ignore[arg-type]
                 retry=retry,
-                timeout=timeout,
+                timeout=seconds,
                 budget=budget,
                 source=source,
             )
@@ -211,7 +213,7 @@ class Graph(Workflow, Generic[S]):
         into: str,
         answer: Any = bool,
         what: str | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         expired: Any = UNSET,
         join: Join = "all",
     ) -> None:
@@ -235,7 +237,7 @@ class Graph(Workflow, Generic[S]):
         if what is not None:
             checked_text("what", what)
         if timeout is not None:
-            checked_seconds("timeout", timeout)
+            timeout = checked_seconds("timeout", timeout)
         if self.shape.fields is not None and into not in self.shape.fields:
             raise Misuse(f"into={into!r} is no field of {self.shape.name}: {', '.join(self.shape.fields)}.")
         self._add(
@@ -456,15 +458,13 @@ NODE_OPTIONS: Final = frozenset({"name", "effect", "join", "limit", "retry", "ti
 """The names of a node's options."""
 
 
-def _check_node_options(work: Any, *, limit: Any, retry: Any, timeout: Any, budget: Any) -> None:
+def _check_node_options(work: Any, *, limit: Any, retry: Any, budget: Any) -> None:
     """Refuse invalid options of a node."""
     refuse_generator("The node", work)
     if limit is not None:
         checked_whole("limit", limit, least=1)
     if retry is not None and not isinstance(retry, Retry):
         raise refused("retry", retry, "it is an everstep.Retry, such as retry=Retry(attempts=3)")
-    if timeout is not None:
-        checked_seconds("timeout", timeout, above=True)
     if budget is not None and not isinstance(budget, Budget):
         raise refused("budget", budget, "it is an everstep.Budget, such as budget=Budget(usd=1)")
 

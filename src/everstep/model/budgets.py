@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from everstep.errors import Misuse
+from everstep.model.durations import Duration, seconds_in
 from everstep.model.options import checked_choice, refused
 from everstep.model.untrusted import attempted, is_a
 
@@ -113,7 +114,7 @@ class Budget(msgspec.Struct, frozen=True):
     usd: US dollars.
     tokens: tokens of language models, or whatever else you count.
     steps: attempts at steps; another attempt counts again.
-    seconds: time since the run's start, waiting included.
+    seconds: time since the run's start, waiting included: `3600`, `"1h"` or a `timedelta`.
     then: what happens to a step for which there is no room: `"hold"` the run for a person (default), `"fail"` it with
         `BudgetExceeded`, or take its `"fallback"`; a step without one holds the run.
     """
@@ -121,7 +122,7 @@ class Budget(msgspec.Struct, frozen=True):
     usd: float | Decimal | None = None
     tokens: int | None = None
     steps: int | None = None
-    seconds: float | None = None
+    seconds: Duration | None = None
     then: Then = "hold"
 
     def __post_init__(self) -> None:
@@ -170,9 +171,10 @@ def checked_count(value: Any, what: str) -> int | None:
 
 
 def _checked_seconds(seconds: Any) -> float:
-    if is_a(seconds, bool) or not is_a(seconds, int, float) or not 0 < seconds < 1e12:
-        raise refused("seconds", seconds, "it is a number of seconds above 0")
-    return float(seconds)
+    number = seconds_in(seconds)
+    if number is None or not 0 < number < 1e12:
+        raise refused("seconds", seconds, 'it is a number of seconds above 0, a text such as "1h" or a timedelta')
+    return float(number)
 
 
 def estimate_from(cost: Any, step: str) -> Charge:

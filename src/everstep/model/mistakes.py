@@ -4,6 +4,7 @@ The guard raises them when code runs into one, `everstep lint` reports them when
 crashtest` when a crash has shown one. The words are the same everywhere, so a person who has read one knows the others.
 """
 
+import ast
 from typing import Final, NamedTuple
 
 
@@ -144,10 +145,34 @@ def plain_function_on_thread(name: str) -> Mistake:
     return Mistake("thread", what, f"Put @everstep.step on {name}")
 
 
-def blocks(kind: str, name: str) -> Mistake:
-    """An `async` workflow calls a `def` step or workflow directly."""
+def blocks(kind: str, name: str, line: str = "") -> Mistake:
+    """An `async` workflow calls a `def` step or workflow directly, in a line of its source if that is known."""
     what = f"the `def` {kind} {name} blocks, and this workflow is `async`"
-    return Mistake("blocks", what, f"write `await asyncio.to_thread({name}, …)`")
+    return Mistake("blocks", what, f"write `{_on_a_thread(line, name) or f'await asyncio.to_thread({name}, …)'}`")
+
+
+def _on_a_thread(line: str, name: str) -> str:
+    """Return a line of source with the call of this name made by `asyncio.to_thread`; empty if that is not clear."""
+    try:
+        tree = ast.parse(line)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    last = name.rpartition(".")[2]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    meant = [one for one in calls if ast.unparse(one.func).rpartition(".")[2] == last]
+    if len(meant) != 1 or not line.isascii() or "\n" in line:
+        return ""
+    call = meant[0]
+    assert call.end_col_offset is not None
+    text = line[call.col_offset : call.end_col_offset]
+    function = ast.unparse(call.func)
+    given = text.partition("(")[2] if text.startswith(function) else ""
+    if not given:
+        return ""
+    comma = "" if given == ")" else ", "
+    awaited = f"await asyncio.to_thread({function}{comma}{given}"
+    before, after = line[: call.col_offset], line[call.end_col_offset :]
+    return f"{before}({awaited}){after}" if after[:1] in (".", "[") else f"{before}{awaited}{after}"
 
 
 def cannot_await(kind: str, name: str) -> Mistake:

@@ -2,11 +2,12 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from sys import float_info
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 from everstep.errors import Misuse
+from everstep.model.durations import seconds_in
 from everstep.model.untrusted import attempted, bases_of, is_a, is_encodable, text_of, type_name
 
 LONGEST_SECONDS: Final = 100 * 366 * 86_400
@@ -20,12 +21,13 @@ def refused(option: str, value: object, wanted: str) -> Misuse:
 
 
 def checked_seconds(option: str, value: Any, *, least: float = 0.0, above: bool = False, example: float = 5) -> float:
-    """Return a duration in seconds. Refuses texts, truth values, infinity, and values below `least`."""
-    number = _number(value)
+    """Return a duration in seconds. Refuses truth values, infinity, and values below `least`."""
+    number = seconds_in(value)
     if number is not None and least <= number <= LONGEST_SECONDS and not (above and number <= least):
         return number
     bound = f"above {least:g}" if above else f"of at least {least:g}"
-    raise refused(option, value, f"it is a finite number of seconds {bound}, such as {option}={example:g}")
+    said = f'such as {option}={example:g}, or a duration such as "{example:g}s", "1h30m" or a timedelta'
+    raise refused(option, value, f"it is a finite number of seconds {bound}, {said}")
 
 
 def _number(value: Any) -> int | float | None:
@@ -172,6 +174,16 @@ def refuse_generator(what: str, function: Any) -> None:
             )
 
 
+def checked_kwargs(value: Any) -> dict[str, Any]:
+    """Return a workflow's arguments by their names."""
+    if value is None:
+        return {}
+    given = attempted(dict, value) if attempted(isinstance, value, Mapping) is True else None
+    if type(given) is not dict or not all(type(name) is str for name in given):
+        raise refused("kwargs", value, 'it is a dict of arguments by name, such as kwargs={"topic": "tides"}')
+    return given
+
+
 def checked_tags(value: Any) -> dict[str, str] | None:
     """Return tags: texts by name."""
     if value is None:
@@ -190,3 +202,12 @@ def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> Non
     for one in given:
         if one not in listed:
             raise Misuse(f"{what} has no option {one}=. It has: {', '.join(listed)}.")
+
+
+def refuse_names(what: str, given: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments that are no options: they may be meant for the workflow."""
+    for name in given:
+        raise Misuse(
+            f"{what} has no option {name}=. An argument of the workflow is given by its place, or by its name in "
+            f'kwargs={{"{name}": …}}.'
+        )

@@ -1,19 +1,17 @@
 """How long ended runs and keys of actions are kept."""
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from everstep.errors import Misuse
+from everstep.model.durations import Duration
 from everstep.model.options import checked_seconds, refused
-from everstep.model.untrusted import is_a
-
-Time = float | timedelta
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long ended runs, and the keys of actions, are kept. Times are seconds or a `timedelta`; None is forever.
+    """How long ended runs, and the keys of actions, are kept. Times are `3600`, `"30d"` or a `timedelta`; None is for
+    ever.
 
     runs: time after its end after which a run is deleted with all its data: history, result, published values, inbox.
     keys: a key (`key=`) that is done or free, and has not changed for this time, is forgotten: then its action may be
@@ -22,10 +20,10 @@ class Retention:
     every: seconds between two looks for old runs.
     """
 
-    runs: Time | None = None
-    keys: Time | None = None
+    runs: Duration | None = None
+    keys: Duration | None = None
     keep: int = 0
-    every: Time = 300.0
+    every: Duration = 300.0
 
     def __post_init__(self) -> None:
         for name in ("runs", "keys", "every"):
@@ -54,12 +52,14 @@ class Retention:
 
 
 def _seconds(name: str, given: Any) -> float:
-    seconds = timedelta.total_seconds(given) if is_a(given, timedelta) else given
     try:
-        return float(checked_seconds(name, seconds))
+        return float(checked_seconds(name, given))
     except Misuse:
         raise refused(
-            name, given, "it is a number of seconds or a timedelta, not below 0, and in a Retention None is for ever"
+            name,
+            given,
+            'it is a number of seconds, a text such as "30d" or a timedelta, not below 0, and in a Retention None is '
+            "for ever",
         ) from None
 
 

@@ -1,12 +1,14 @@
 """The retry policy of a step: which failures get another attempt, and when."""
 
 import random
+from datetime import timedelta
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from everstep.errors import Fatal, NotDone
+from everstep.model.durations import Duration
 from everstep.model.options import checked_choice, checked_errors, checked_number, checked_seconds, checked_whole
 from everstep.model.untrusted import attempted, attribute, is_a
 
@@ -17,29 +19,29 @@ class Retry(Struct, frozen=True):
     """How often, and how patiently, a failing step is tried again.
 
     attempts: how many attempts in all; an attempt that a crash cut off does not count.
-    first, factor, most: seconds before the second attempt, its growth, and its limit.
+    first, factor, most: the delay before the second attempt (`2`, `"2s"` or a `timedelta`), its growth, its limit.
     jitter: the share of the delay that is random, so that many runs do not come back at once.
     only, never: exception types that get another attempt, or never do. `Fatal` never does; `NotDone` always may.
     then: what happens when all attempts are used up: `"raise"` in the workflow, or `"hold"` for a person.
-    retry_after_most: the longest pause, in seconds, that a server may ask for by `Retry-After` (default: a day).
+    retry_after_most: the longest pause that a server may ask for by `Retry-After` (default: a day).
     """
 
     attempts: int = 3
-    first: float = 1.0
+    first: Duration = 1.0
     factor: float = 2.0
-    most: float = 60.0
+    most: Duration = 60.0
     jitter: float = 0.1
     only: ErrorTypes = ()
     never: ErrorTypes = ()
     then: Literal["raise", "hold"] = "raise"
-    retry_after_most: float = 86_400.0
+    retry_after_most: Duration = 86_400.0
 
     def __post_init__(self) -> None:
         force_setattr(self, "only", checked_errors("only", self.only))
         force_setattr(self, "never", checked_errors("never", self.never))
         checked_whole("attempts", self.attempts, least=1)
         for name in ("first", "most", "retry_after_most"):
-            checked_seconds(name, getattr(self, name))
+            force_setattr(self, name, checked_seconds(name, getattr(self, name)))
         checked_number("factor", self.factor, least=1)
         checked_number("jitter", self.jitter, least=0, most=1)
         checked_choice("then", self.then, ("raise", "hold"))
@@ -61,12 +63,19 @@ class Retry(Struct, frozen=True):
         """
         asked = retry_after(error)
         if asked is not None:
-            return min(asked, self.retry_after_most)
+            return min(asked, _seconds(self.retry_after_most))
+        most = _seconds(self.most)
         try:
-            grown = self.first * self.factor ** (failures - 1)
+            grown = _seconds(self.first) * self.factor ** (failures - 1)
         except OverflowError:
-            grown = self.most
-        return min(self.most, grown) * (1 + self.jitter * (2 * randomness.random() - 1))
+            grown = most
+        return min(most, grown) * (1 + self.jitter * (2 * randomness.random() - 1))
+
+
+def _seconds(duration: Duration) -> float:
+    """Return a duration of a policy, which is seconds since the policy was made."""
+    assert not isinstance(duration, str | timedelta)
+    return duration
 
 
 ONE_ATTEMPT = Retry(attempts=1)

@@ -1,7 +1,7 @@
 """For testing durable programs: a clock that stands still, a ledger, a checker, golden histories, crash tests.
 
 Import from the modules: `everstep.testing.clock`, `everstep.testing.ledger`, `everstep.testing.checker`,
-`everstep.testing.golden`, `everstep.testing.skipping`, and `crash_everywhere` from here; with pytest there are fixtures
+`everstep.testing.golden`, `everstep.testing.skipping`, and `crash_everywhere` and `replaced` from here; with pytest there are fixtures
 (`everstep.testing.plugin`).
 """
 
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:  # start-up: the pytest plugin is in this package, and loads no engine
     from everstep.testing.crashtest import crash_everywhere
+    from everstep.testing.fakes import replaced
     from everstep.testing.golden import GoldenDiffers, replay_golden, save_history
 
-__all__ = ["GoldenDiffers", "crash_everywhere", "replay_golden", "save_history"]
+__all__ = ["GoldenDiffers", "crash_everywhere", "replaced", "replay_golden", "save_history"]
 
 _LATER: Final = {
     **dict.fromkeys(("GoldenDiffers", "replay_golden", "save_history"), "everstep.testing.golden"),
     "crash_everywhere": "everstep.testing.crashtest",
+    "replaced": "everstep.testing.fakes",
 }
 
 

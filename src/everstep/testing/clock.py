@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.history.clock import SECOND, microseconds
+from everstep.model.durations import Duration
+from everstep.model.options import LONGEST_SECONDS, checked_seconds
 
 if TYPE_CHECKING:  # start-up: programs that only set a clock load no engine
     from everstep.engine.process.host import Host
@@ -75,9 +77,9 @@ class FakeClock:
             heapq.heappush(self._alarms, (at, next(self._order), alarm))
         return alarm
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: Duration) -> None:
         """Move forwards, and ring what became due on the way."""
-        self._at += microseconds(seconds)
+        self._at += microseconds(checked_seconds("seconds", seconds, least=-LONGEST_SECONDS))
         while self._alarms and self._alarms[0][0] <= self._at:
             heapq.heappop(self._alarms)[2].ring()
 

@@ -270,10 +270,10 @@ async def live(ask: Ask, passing: Passing) -> dict[str, Any]:
     store = open_store(os.path.join(os.path.dirname(ask.notes), STORE))
     clock = LeapingClock(store.now())
     app = App(store, recover=True, lease=LEASE_SECONDS, clock=clock)
-    args, _ = app.codec.decode_arguments(workflow.signature, ask.arguments.encode())
+    args, kwargs = app.codec.decode_arguments(workflow.signature, ask.arguments.encode())
     await app.open()
     try:
-        await app.start(workflow, *args, id=RUN)
+        await app.start(workflow, *args, kwargs=kwargs, id=RUN)
         app.pump.nudge()
         return await Life(ask, app, clock, passing).go()
     finally:

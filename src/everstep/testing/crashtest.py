@@ -26,7 +26,9 @@ from everstep.codec.preview import harmless
 from everstep.engine.code.start import start_arguments
 from everstep.engine.code.workflow import Workflow, workflow_of
 from everstep.errors import Misuse
+from everstep.model.durations import Duration
 from everstep.model.exchange_events import APPROVAL
+from everstep.model.options import checked_kwargs, checked_seconds
 from everstep.testing.causes import Causes
 from everstep.testing.crash_boundaries import Boundary, chosen, is_durable_write, spread
 from everstep.testing.crash_child import REQUEST
@@ -132,6 +134,7 @@ def crash_everywhere(
     workflow: Any,
     /,
     *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
     files: Sequence[str] = (),
     signals: Mapping[str, Any] | None = None,
     approvals: Mapping[str, Any] | None = None,
@@ -141,13 +144,13 @@ def crash_everywhere(
     most: int | None = None,
     orders: int = ORDERS,
     pace: float = 10.0,
-    seconds: float = 60.0,
+    seconds: Duration = 60.0,
     processes: int = 2,
     progress: Progress | None = None,
 ) -> Report:
     """Kill a workflow at every boundary, go on in a new process, and compare with an undisturbed run.
 
-    workflow: a declared workflow of a file that can be imported; args: its arguments.
+    workflow: a declared workflow of a file that can be imported; args, kwargs: its arguments.
     files: patterns, such as `"out/*.txt"`, of the files that must be the same. Each trial has a folder of its own.
     signals: values by name; each is delivered whenever the run waits for it.
     approvals: answers, by what is to be approved (`everstep.approval`).
@@ -172,7 +175,7 @@ def crash_everywhere(
     setting = Setting(
         target=f"{os.path.abspath(file)}:{target.name}",
         file=file,
-        arguments=_payload(target, args),
+        arguments=_payload(target, args, checked_kwargs(kwargs)),
         signals=_plain(signals or {}),
         approvals=_plain(approvals or {}),
         requests={name: list(values) for name, values in _plain(requests or {}).items()},
@@ -180,7 +183,7 @@ def crash_everywhere(
         given=os.path.abspath(given) if given is not None else "",
         environment=dict(environment or {}),
         pace=pace,
-        seconds=seconds,
+        seconds=checked_seconds("seconds", seconds, above=True),
     )
     began = time.monotonic()
     with (
@@ -215,8 +218,8 @@ def _taken_apart(value: Any) -> Any:
     return kind.plain(value)
 
 
-def _payload(workflow: Workflow, args: tuple[Any, ...]) -> str:
-    return start_arguments(Codec(), workflow, args).payload.decode()
+def _payload(workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    return start_arguments(Codec(), workflow, args, kwargs).payload.decode()
 
 
 def _ahead(workflow: Workflow) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from everstep.errors import Misuse, NotDecodable, UnknownRun
 from everstep.model.digests import digest_of
 from everstep.model.event_base import NO_PAYLOAD
 from everstep.model.events import decode_body, encode_body
+from everstep.model.options import checked_kwargs
 from everstep.model.own_files import replace
 from everstep.stores.protocol import Store
 
@@ -137,6 +138,7 @@ def replay_golden(
     path: str | Path,
     workflow: Any,
     *arguments: Any,
+    kwargs: Mapping[str, Any] | None = None,
     outcomes: Mapping[str, Any] | None = None,
     signals: Mapping[str, Any] | None = None,
 ) -> None:
@@ -144,7 +146,7 @@ def replay_golden(
 
     For a file without payloads, say what is not in it:
 
-    arguments: what the workflow is given; the same as recorded, which the digest tells.
+    arguments, kwargs: what the workflow is given, by place and by name; the same as recorded, which the digest tells.
     outcomes: what steps and children return, by name: a value, an exception to raise, or a function that is called with
         the same arguments.
     signals: the values of signals, by name: a value, or a function that is called with the number of the signal.
@@ -155,7 +157,7 @@ def replay_golden(
         raise GoldenDiffers(f"{path} is the history of a run of {golden.workflow}, and this is {target.name}.")
     asyncio_parts.install()
     codec = Codec()
-    given = _Given(codec, golden, target, arguments, outcomes or {}, signals or {})
+    given = _Given(codec, golden, target, (arguments, checked_kwargs(kwargs)), outcomes or {}, signals or {})
     history = [Recorded(one.seq, one.kind, one.step, one.at, decode_body(one.kind, one.body)) for one in golden.events]
     started = history[0]
     execution = _Rehearsal(
@@ -229,7 +231,7 @@ class _Given:
         codec: Codec,
         golden: _Golden,
         workflow: Workflow,
-        arguments: tuple[Any, ...],
+        call: tuple[tuple[Any, ...], dict[str, Any]],
         outcomes: Mapping[str, Any],
         signals: Mapping[str, Any],
     ) -> None:
@@ -238,12 +240,12 @@ class _Given:
         self._codec = codec
         self._golden = golden
         self._workflow = workflow
-        self._arguments = arguments
+        self._call = call
         self._outcomes = outcomes
         self._signals = signals
         self._now: tuple[str, Any, Any] = ("", None, None)
         self._conversion: tuple[str, Callable[[], bytes]] | None = None
-        if golden.whole and (arguments or outcomes or signals):
+        if golden.whole and (any(call) or outcomes or signals):
             raise Misuse("This file has its payloads, so no arguments, outcomes or signals are needed.")
 
     def take(self, kind: str, body: Any, call: Any) -> None:
@@ -271,10 +273,11 @@ class _Given:
         return self._compared(name, self._outcome(name, call, failed=failed), digest, is_error=failed)
 
     def _run_arguments(self, digest: str) -> bytes:
+        args, kwargs = self._call
         if self._golden.is_unchecked:
-            found = self._codec.encode_arguments(ANYTHING, self._arguments, {}, self._workflow.name)
+            found = self._codec.encode_arguments(ANYTHING, args, kwargs, self._workflow.name)
         else:
-            found = start_arguments(self._codec, self._workflow, self._arguments)
+            found = start_arguments(self._codec, self._workflow, args, kwargs)
         if digest_of(found.payload).hex() != digest:
             raise Misuse(
                 f"{self._workflow.name} was started with other arguments than those given to replay_golden. "

@@ -1,12 +1,12 @@
 """What an application may ask: start runs, ask and tell them, look after them, and schedule them."""
 
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from datetime import timedelta
-from typing import Any, TypeVar, TypeVarTuple, overload
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 
-from everstep.codec import ANY
+from everstep.codec import ANY, Arguments
 from everstep.effects.databases import database_of
 from everstep.engine.app.handles import Run
+from everstep.engine.app.options import StartOptions
 from everstep.engine.code.start import Origin, new_run, refuse_start_options, start_arguments
 from everstep.engine.code.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, new_run_id, workflow_of
 from everstep.engine.history.clock import microseconds
@@ -22,24 +22,27 @@ from everstep.engine.verbs.start import existing_run, start_in
 from everstep.engine.verbs.transfer import Exported, Imported, Unfinished
 from everstep.errors import Misuse, StoreError
 from everstep.model.budgets import allotment_of
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_key, checked_name, checked_run_id
 from everstep.model.options import (
     check_flags,
     check_optional_texts,
     check_texts,
     checked_choice,
+    checked_kwargs,
     checked_path,
     checked_seconds,
     checked_tags,
     checked_text,
     checked_whole,
+    refuse_names,
     refused,
 )
 from everstep.model.retention import Retention
 from everstep.model.schedules import CatchUp, Overlap
 from everstep.model.status import STATUSES
 from everstep.model.untrusted import is_a
-from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun
+from everstep.stores.protocol import Existing, HoldRow, NewRun, RunFilter, RunRow, StartRun
 from everstep.stores.rows.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
 from everstep.stores.rows.queues import DEFAULT_QUEUE, QueueRow
 
@@ -53,47 +56,42 @@ class App(Host):
     # -- starting --------------------------------------------------------------------------------------------------
     @overload
     async def start(
-        self,
-        workflow: Callable[[*Ts], Coroutine[Any, Any, R]],
-        /,
-        *args: *Ts,
-        id: str | None = ...,
-        on_existing: OnExisting | None = ...,
-        queue: str | None = ...,
-        priority: int = ...,
-        delay: float = ...,
-        tags: dict[str, str] | None = ...,
-        transaction: Any = ...,
+        self, workflow: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, **options: Unpack[StartOptions]
     ) -> Run[R]: ...
+    @overload
+    async def start(self, workflow: Callable[[*Ts], R], /, *args: *Ts, **options: Unpack[StartOptions]) -> Run[R]: ...
     @overload
     async def start(
         self,
-        workflow: Callable[[*Ts], R],
+        workflow: Callable[..., Coroutine[Any, Any, R]],
         /,
-        *args: *Ts,
-        id: str | None = ...,
-        on_existing: OnExisting | None = ...,
-        queue: str | None = ...,
-        priority: int = ...,
-        delay: float = ...,
-        tags: dict[str, str] | None = ...,
-        transaction: Any = ...,
+        *args: Any,
+        kwargs: Mapping[str, Any],
+        **options: Unpack[StartOptions],
+    ) -> Run[R]: ...
+    @overload
+    async def start(
+        self, workflow: Callable[..., R], /, *args: Any, kwargs: Mapping[str, Any], **options: Unpack[StartOptions]
     ) -> Run[R]: ...
     async def start(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *Ts
         self,
         workflow: Any,
         /,
         *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
         id: str | None = None,
         on_existing: OnExisting | None = None,
         queue: str | None = None,
         priority: int = 0,
-        delay: float = 0.0,
+        delay: Duration = 0.0,
         tags: dict[str, str] | None = None,
         transaction: Any = None,
+        **unknown: Any,
     ) -> Run[Any]:
         """Start a run, or with the id of an existing one do what `on_existing` says. The start is durable on return.
 
+        kwargs: arguments of the workflow by name, beside those by place, such as `kwargs={"topic": "tides"}`. Both ways
+            to give an argument are the same call. Only arguments by place are checked by type checkers.
         on_existing: `attach` (default: the same workflow and arguments give the same run, and if its owner is gone it
             resumes here; others are an `IdConflict`), `retry` (attach, and a failed run continues from what failed),
             `restart` (an ended run begins again; its old history is kept), or `fail`.
@@ -105,14 +103,16 @@ class App(Host):
         transaction: a connection to the store's database with an open transaction of yours (an `apsw.Connection` to its
             file): the run exists if and only if you commit. It is `queued` then, for a worker.
         """
-        target = workflow_of(workflow)
+        refuse_names("app.start", unknown)
+        target, named = workflow_of(workflow), checked_kwargs(kwargs)
         policy = target.on_existing if on_existing is None else checked_choice("on_existing", on_existing, ON_EXISTING)
-        refuse_start_options(priority, delay, tags, queue)
+        delay = refuse_start_options(priority, delay, tags, queue)
         if transaction is not None:
             options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
-            return Run(self, start_in(self, target, args, policy, transaction, **options), target.signature.result)
+            outside = start_in(self, target, args, named, policy, transaction, **options)
+            return Run(self, outside, target.signature.result)
         run, is_new = checked_run_id(id) if id is not None else self._new_id(target), id is None
-        arguments = start_arguments(self.codec, target, args)
+        arguments = start_arguments(self.codec, target, args, named)
         if not self.worker:
             await self.become_worker()
         self.refuse_when_failed()
@@ -132,23 +132,29 @@ class App(Host):
             origin=Origin(self.store.chain.writing, self.life),
             budget=allotment_of(target.budget),
         )
+        await self._begin(new, target, arguments, policy, is_new=is_new, waits=in_line or delay > 0)
+        return Run(self, run, target.signature.result)
+
+    async def _begin(
+        self, new: NewRun, target: Workflow, arguments: Arguments, policy: str, *, is_new: bool, waits: bool
+    ) -> None:
+        """Create a run and drive it, unless it waits for its time or in a queue; is_new: nobody else has its id."""
         begun = self.committer.submit(StartRun(new))
-        if is_new and delay <= 0 and not in_line:
+        if is_new and not waits:
             # Nobody else has this id, so the code may begin at once: its first events share the start's commit.
             self.drive_new(new, target)
         try:
             verdict = await begun
         except StoreError:
-            self._drop(run)
+            self._drop(new.row.id)
             raise
         if isinstance(verdict, Existing):
             await existing_run(self, verdict.row, target, arguments, policy)
-        elif in_line or delay > 0:
+        elif waits:
             self.queueing.expect(new.row)
             self.pump.nudge()
         elif not is_new:
             self.drive_new(new, target)
-        return Run(self, run, target.signature.result)
 
     def _drop(self, run: str) -> None:
         """The start of a run cannot be durable: if its driver has begun already, that is dropped."""
@@ -160,13 +166,26 @@ class App(Host):
 
     @overload
     async def run(
-        self, workflow: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, id: str | None = ..., **options: Any
+        self, workflow: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, **options: Unpack[StartOptions]
     ) -> R: ...
     @overload
-    async def run(self, workflow: Callable[[*Ts], R], /, *args: *Ts, id: str | None = ..., **options: Any) -> R: ...
-    async def run(self, workflow: Any, /, *args: Any, id: str | None = None, **options: Any) -> Any:  # type: ignore[misc]  # as in App.start
+    async def run(self, workflow: Callable[[*Ts], R], /, *args: *Ts, **options: Unpack[StartOptions]) -> R: ...
+    @overload
+    async def run(
+        self,
+        workflow: Callable[..., Coroutine[Any, Any, R]],
+        /,
+        *args: Any,
+        kwargs: Mapping[str, Any],
+        **options: Unpack[StartOptions],
+    ) -> R: ...
+    @overload
+    async def run(
+        self, workflow: Callable[..., R], /, *args: Any, kwargs: Mapping[str, Any], **options: Unpack[StartOptions]
+    ) -> R: ...
+    async def run(self, workflow: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[misc]  # as in App.start
         """Start a run and wait for its result. The options are those of `start`."""
-        return await (await self.start(workflow, *args, id=id, **options)).result()
+        return await (await self.start(workflow, *args, **options)).result()
 
     # -- asking and telling ----------------------------------------------------------------------------------------
     def get(self, run: str) -> Run[Any]:
@@ -244,7 +263,7 @@ class App(Host):
         *,
         id: str | None = None,
         answer: Any = Any,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Any:
         """Send a request to a run and wait for its answer, which is durable when this returns.
 
@@ -289,7 +308,9 @@ class App(Host):
         return await approve.approve(self, run, answer, what=what, id=id, arguments=arguments, by=by, note=note)
 
     # -- looking after runs ----------------------------------------------------------------------------------------
-    async def cancel(self, run: str, reason: str = "", *, grace: float = 30.0, now: bool = False, by: str = "") -> None:
+    async def cancel(
+        self, run: str, reason: str = "", *, grace: Duration = 30.0, now: bool = False, by: str = ""
+    ) -> None:
         """Ask a run to stop. Its code gets `asyncio.CancelledError` and may clean up for `grace` seconds; with `now` it
         ends without its code. The request is durable on return. Raises `RunEnded` if the run had ended.
         """
@@ -328,6 +349,7 @@ class App(Host):
         *,
         at: int,
         args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         outcome: Any = ...,
         id: str | None = None,
         generation: int | None = None,
@@ -341,7 +363,7 @@ class App(Host):
         `id` it is the same fork. Raises `Misuse` if there can be none at that event, or if the code would not do with
         the new `args` what was recorded.
 
-        args: other arguments of the workflow. With `at=1` any will do.
+        args, kwargs: other arguments of the workflow, by place and by name. With `at=1` any will do.
         outcome: what takes the place of the outcome that the event `at` records: a step's, a signal's or a child's.
         generation: which history of the run, if not the newest.
         allow_effects: the names of steps that the fork may do once more although the other run has done them after
@@ -356,7 +378,7 @@ class App(Host):
             raise refused("allow_effects", allow_effects, wanted_text)
         for one in () if is_a(allow_effects, bool) else allow_effects:  # type: ignore[union-attr]
             checked_text("allow_effects", one)
-        wanted = fork.Wanted(run, at, generation, args, outcome, id, allow_effects, by, note)
+        wanted = fork.Wanted(run, at, generation, args, outcome, id, allow_effects, by, note, checked_kwargs(kwargs))
         forked = await fork.fork(self, wanted)
         await self._want_if_declared(forked)
         return Run(self, forked)
@@ -396,7 +418,7 @@ class App(Host):
             await self._want_if_declared(run)
         return Run(self, run)
 
-    async def forget_markers(self, database: Any, *, older_than: float = 30 * 86400.0) -> int:
+    async def forget_markers(self, database: Any, *, older_than: Duration = 30 * 86400.0) -> int:
         """Delete the markers of atomic steps whose runs have ended, and return their number.
 
         database: as in `@everstep.transaction(database)`.
@@ -442,7 +464,7 @@ class App(Host):
         check_texts(note=note, by=by)
         await keys.settle(self, checked_key(key, "an action"), value, note, by)
 
-    async def forget_keys(self, *, older_than: float) -> int:
+    async def forget_keys(self, *, older_than: Duration) -> int:
         """Delete keys that are done or free and have not changed for `older_than` seconds. Return their number.
 
         Until then a key is kept, also when its run was deleted. A forgotten one may be used again for anything.
@@ -453,9 +475,9 @@ class App(Host):
     async def gc(
         self,
         *,
-        older_than: float | timedelta | None = None,
+        older_than: Duration | None = None,
         keep: int = 0,
-        keys_older_than: float | timedelta | None = None,
+        keys_older_than: Duration | None = None,
         dry_run: bool = False,
     ) -> Collected:
         """Delete old runs and keys in short transactions, so that no writer has to wait for long. See `Retention`.
@@ -618,12 +640,13 @@ class App(Host):
         workflow: Any,
         /,
         *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
         name: str | None = None,
         cron: str = "",
         zone: str = "UTC",
-        every: float | timedelta = 0,
-        offset: float | timedelta = 0,
-        jitter: float | timedelta = 0,
+        every: Duration = 0,
+        offset: Duration = 0,
+        jitter: Duration = 0,
         overlap: Overlap = "skip",
         catch_up: CatchUp = "newest",
         catch_up_max: int = 100,
@@ -638,10 +661,11 @@ class App(Host):
         other options it changes the schedule, from the next tick on.
 
         workflow: the declared one, or its name, also if it is declared elsewhere.
+        kwargs: arguments of the workflow by name, as in `start`.
         name: of the schedule; default: the workflow's.
         cron: five fields (minute, hour, day, month, day of the week), or six with the second first.
         zone: the time zone of the expression, such as `Europe/Berlin`.
-        every: instead of `cron`: the interval in seconds, or as a `timedelta`. It counts from the beginning of 1970
+        every: instead of `cron`: the interval: `3600`, `"1h"` or a `timedelta`. It counts from the beginning of 1970
             (UTC), so that 3600 is every full hour; `offset` moves that.
         jitter: a run is started up to this many seconds later: by the same delay for one tick on every worker, and by
             another delay for each tick.
@@ -662,7 +686,9 @@ class App(Host):
         checked_whole("catch_up_max", catch_up_max, least=1)
         checked_text("cron", cron)
         checked_text("zone", zone)
-        return await define(self, workflow, args, name, cron, zone, times, {**options, **where})
+        return await define(
+            self, workflow, (args, checked_kwargs(kwargs)), name, cron, zone, times, {**options, **where}
+        )
 
     def get_schedule(self, name: str) -> Schedule:
         """Return a handle on a schedule by its name."""

@@ -4,17 +4,29 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, TypeVarTuple, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    TypeVarTuple,
+    Unpack,
+    overload,
+)
 
 from everstep.engine.app.app import App
 from everstep.engine.app.handles import Run
-from everstep.engine.code.workflow import OnExisting
+from everstep.engine.app.options import StartOptions
 from everstep.engine.verbs.schedules import Schedule
 from everstep.engine.verbs.streams import Entry, entries_now
 from everstep.errors import Misuse
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_run_id
 
 if TYPE_CHECKING:  # a real cycle: a ground is made on a blocking app, and kept with it
@@ -70,7 +82,7 @@ class BlockingRun(Generic[T]):
         """The run that is waited for."""
         self.id = run.id
 
-    def result(self, timeout: float | None = None) -> T:
+    def result(self, timeout: Duration | None = None) -> T:
         """See `Run.result`."""
         return self._blocking.wait(self.inner.result(timeout))
 
@@ -243,23 +255,22 @@ class BlockingApp:
 
     @overload
     def start(
-        self,
-        workflow: Callable[[*Ts], Coroutine[Any, Any, R]],
-        /,
-        *args: *Ts,
-        id: str | None = ...,
-        on_existing: OnExisting | None = ...,
-        **options: Any,
+        self, workflow: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, **options: Unpack[StartOptions]
     ) -> BlockingRun[R]: ...
+    @overload
+    def start(self, workflow: Callable[[*Ts], R], /, *args: *Ts, **options: Unpack[StartOptions]) -> BlockingRun[R]: ...
     @overload
     def start(
         self,
-        workflow: Callable[[*Ts], R],
+        workflow: Callable[..., Coroutine[Any, Any, R]],
         /,
-        *args: *Ts,
-        id: str | None = ...,
-        on_existing: OnExisting | None = ...,
-        **options: Any,
+        *args: Any,
+        kwargs: Mapping[str, Any],
+        **options: Unpack[StartOptions],
+    ) -> BlockingRun[R]: ...
+    @overload
+    def start(
+        self, workflow: Callable[..., R], /, *args: Any, kwargs: Mapping[str, Any], **options: Unpack[StartOptions]
     ) -> BlockingRun[R]: ...
     def start(self, workflow: Any, /, *args: Any, **options: Any) -> BlockingRun[Any]:  # type: ignore[misc]  # as in App.start
         """See `App.start`."""
@@ -268,10 +279,23 @@ class BlockingApp:
 
     @overload
     def run(
-        self, workflow: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, id: str | None = ..., **options: Any
+        self, workflow: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, **options: Unpack[StartOptions]
     ) -> R: ...
     @overload
-    def run(self, workflow: Callable[[*Ts], R], /, *args: *Ts, id: str | None = ..., **options: Any) -> R: ...
+    def run(self, workflow: Callable[[*Ts], R], /, *args: *Ts, **options: Unpack[StartOptions]) -> R: ...
+    @overload
+    def run(
+        self,
+        workflow: Callable[..., Coroutine[Any, Any, R]],
+        /,
+        *args: Any,
+        kwargs: Mapping[str, Any],
+        **options: Unpack[StartOptions],
+    ) -> R: ...
+    @overload
+    def run(
+        self, workflow: Callable[..., R], /, *args: Any, kwargs: Mapping[str, Any], **options: Unpack[StartOptions]
+    ) -> R: ...
     def run(self, workflow: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[misc]  # as in App.start
         """See `App.run`."""
         return self.start(workflow, *args, **options).result()

@@ -1,7 +1,6 @@
 """A light client: it starts, signals and reads runs by the names of their workflows, without their code."""
 
-from collections.abc import Callable, Coroutine
-from datetime import timedelta
+from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -14,8 +13,9 @@ from everstep.engine.app.opening import Opening
 from everstep.engine.code.workflow import NamedWorkflow
 from everstep.engine.verbs.start import start_in, start_named
 from everstep.model.chains import ChainKeyOption
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_name
-from everstep.model.options import checked_seconds, checked_text
+from everstep.model.options import checked_kwargs, checked_seconds, checked_text, refuse_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,15 +45,17 @@ class Client:
         workflow: str,
         /,
         *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
         id: str | None = None,
         on_existing: Existing = "attach",
         queue: str = "default",
         priority: int = 0,
-        delay: float = 0.0,
+        delay: Duration = 0.0,
         tags: dict[str, str] | None = None,
-        timeout: float | timedelta | None = None,
+        timeout: Duration | None = None,
         version: str = "",
         transaction: Any = None,
+        **unknown: Any,
     ) -> Run[Any]:
         """Start a run of a workflow by its name. It is `queued` until a worker that knows the workflow claims it.
 
@@ -61,18 +63,20 @@ class Client:
         (`queue`, `timeout`, `version`, `budget`) is not known here either: say the first three, and start a workflow
         with a budget from where its code is.
 
+        kwargs: arguments of the workflow by name, such as `kwargs={"topic": "tides"}`.
         on_existing: `attach` (default: the same workflow and arguments give the same run, others are an `IdConflict`),
             or `fail`.
         delay: seconds before it begins.
         timeout: seconds after which the run is cancelled and fails.
         transaction: as in `App.start`.
         """
-        target = _named(workflow, version, queue, timeout)
+        refuse_names("client.start", unknown)
+        target, named = _named(workflow, version, queue, timeout), checked_kwargs(kwargs)
         options = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
         if transaction is not None:
-            run = start_in(self._app, target, args, on_existing, transaction, **options)
+            run = start_in(self._app, target, args, named, on_existing, transaction, **options)
         else:
-            run = await start_named(self._app, target, args, on_existing, **options)
+            run = await start_named(self._app, target, args, named, on_existing, **options)
         return Run(self._app, run, target.signature.result)
 
     def get(self, run: str) -> Run[Any]:
@@ -148,10 +152,8 @@ def connect(
     return Connecting(opening.open(url, durability=durability, codec=codec, chain_key=chain_key, **options))
 
 
-def _named(workflow: Any, version: str, queue: str, timeout: float | timedelta | None) -> NamedWorkflow:
+def _named(workflow: Any, version: str, queue: str, timeout: Duration | None) -> NamedWorkflow:
     name = getattr(workflow, "name", workflow)  # a declared workflow is named as well
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if seconds is not None:
-        checked_seconds("timeout", seconds, above=True)
+    seconds = None if timeout is None else checked_seconds("timeout", timeout, above=True)
     queue = checked_name(queue, "queue")
     return NamedWorkflow(name, version=checked_text("version", version), queue=queue, timeout=seconds)

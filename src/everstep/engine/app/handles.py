@@ -30,6 +30,7 @@ from everstep.errors import (
     RunHeld,
     UnknownWorkflow,
 )
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_name
 from everstep.model.options import checked_flag, checked_whole
 from everstep.model.status import ENDED, Status
@@ -51,7 +52,7 @@ class Run(Generic[T]):
         self._result_types = result_types
         self.id = id
 
-    async def result(self, timeout: float | None = None) -> T:
+    async def result(self, timeout: Duration | None = None) -> T:
         """Wait for the run's end and return its result, or raise its failure.
 
         Raises `RunHeld` when the run waits for a person, `RunCancelled` when it was cancelled, `TimeoutError` after
@@ -137,7 +138,7 @@ class Run(Generic[T]):
         return await self._app.signal(self.id, name, value, id=id)
 
     async def ask(
-        self, name: str, value: Any = None, *, id: str | None = None, answer: Any = Any, timeout: float | None = None
+        self, name: str, value: Any = None, *, id: str | None = None, answer: Any = Any, timeout: Duration | None = None
     ) -> Any:
         """Send a request to the run and wait for its answer: see `App.ask`."""
         return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
@@ -162,7 +163,7 @@ class Run(Generic[T]):
         name = checked_name(name, "stream")
         return read_stream(self._app, self.id, name, checked_whole("after", after))
 
-    async def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
+    async def cancel(self, reason: str = "", *, grace: Duration = 30.0, now: bool = False) -> None:
         """Ask the run to stop: see `App.cancel`."""
         await self._app.cancel(self.id, reason, grace=grace, now=now)
 

@@ -5,29 +5,32 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar, TypeVarTuple, overload
+from typing import Any, Final, Literal, TypeVar, TypeVarTuple, Unpack, overload
 
 from everstep.codec import Codec
 from everstep.engine.app.app import App
 from everstep.engine.app.blocking import BlockingApp
+from everstep.engine.app.options import RunOptions
 from everstep.engine.code.workflow import OnExisting
 from everstep.engine.process.elsewhere import Elsewhere
 from everstep.engine.process.notify import OnHold
 from everstep.engine.process.webhooks import Webhook
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_name
 from everstep.model.mistakes import runs_while_imported
 from everstep.model.options import (
     checked_choice,
     checked_flag,
+    checked_kwargs,
     checked_seconds,
     checked_text,
     refuse_generator,
+    refuse_names,
     refused,
 )
 from everstep.model.retention import Retention, retention_of
@@ -80,6 +83,10 @@ class Opening:
             store.close()
             raise
 
+    def __await__(self) -> Generator[Any, Any, App]:
+        """Open an app that lives until its `close()`: `app = await everstep.open()`, as in cells of a notebook."""
+        return self.__aenter__().__await__()
+
     async def __aenter__(self) -> App:
         self._app = await self.make()
         return await self._app.open()
@@ -120,7 +127,7 @@ async def opened_elsewhere(open_one: "Callable[[], Store]") -> "Store":
         raise
 
 
-def _checked_retention(retention: "Retention | float | timedelta | None") -> "Retention | None":
+def _checked_retention(retention: "Retention | Duration | None") -> "Retention | None":
     if retention is None:
         return None
 
@@ -151,15 +158,15 @@ def open(
     url: str | None = None,
     *,
     recover: bool = False,
-    lease: float = 30.0,
+    lease: Duration = 30.0,
     durability: Literal["power", "process"] = "power",
     codec: Any = None,
     on_hold: "OnHold" = None,
     chain_key: "ChainKeyOption" = None,
-    retention: "Retention | float | timedelta | None" = None,
+    retention: "Retention | Duration | None" = None,
     queues: Sequence[str] | None = None,
-    patience: float = 60.0,
-    gone_after: float | None = None,
+    patience: Duration = 60.0,
+    gone_after: Duration | None = None,
     **testing: Any,
 ) -> Opening:
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
@@ -187,10 +194,10 @@ def open(
     """
     checked_choice("durability", durability, ("power", "process"))
     checked_flag("recover", recover)
-    checked_seconds("lease", lease, above=True)
+    lease = checked_seconds("lease", lease, above=True)
     if url is not None:
         checked_text("url", url)
-    checked_seconds("patience", patience, above=True)
+    patience = checked_seconds("patience", patience, above=True)
     if codec is not None and not is_a(codec, Codec):
         raise refused("codec", codec, "it is a Codec of everstep, or None for the one that all apps have")
     on_hold = default_on_hold() if on_hold is None else on_hold
@@ -198,36 +205,42 @@ def open(
     kept = _checked_retention(retention)
     options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, "retention": kept, **testing}
     if gone_after is not None:
-        checked_seconds("gone_after", gone_after, above=True)
+        gone_after = checked_seconds("gone_after", gone_after, above=True)
     options |= {"queues": _checked_queues(queues), "patience": patience, "gone_after": gone_after}
     return Opening(url, durability, options, chain_key)
 
 
 @overload
-def run(
-    workflow: Callable[[*Ts], Coroutine[Any, Any, R]],
-    /,
-    *args: *Ts,
-    id: str | None = ...,
-    url: str | None = ...,
-    on_existing: OnExisting | None = ...,
-) -> R: ...
+def run(workflow: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, **options: Unpack[RunOptions]) -> R: ...
+@overload
+def run(workflow: Callable[[*Ts], R], /, *args: *Ts, **options: Unpack[RunOptions]) -> R: ...
 @overload
 def run(
-    workflow: Callable[[*Ts], R],
+    workflow: Callable[..., Coroutine[Any, Any, R]],
     /,
-    *args: *Ts,
-    id: str | None = ...,
-    url: str | None = ...,
-    on_existing: OnExisting | None = ...,
+    *args: Any,
+    kwargs: Mapping[str, Any],
+    **options: Unpack[RunOptions],
 ) -> R: ...
+@overload
+def run(workflow: Callable[..., R], /, *args: Any, kwargs: Mapping[str, Any], **options: Unpack[RunOptions]) -> R: ...
 def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *Ts
-    workflow: Any, /, *args: Any, id: str | None = None, url: str | None = None, on_existing: OnExisting | None = None
+    workflow: Any,
+    /,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    id: str | None = None,
+    url: str | None = None,
+    on_existing: OnExisting | None = None,
+    **unknown: Any,
 ) -> Any:
     """Run a workflow to its end and return its result. Run the script again after a crash and it resumes.
 
     With an `id` that exists already it attaches: a finished run gives its result at once, an unfinished one is resumed.
+
+    kwargs: arguments of the workflow by name, beside those by place, such as `kwargs={"topic": "tides"}`.
     """
+    refuse_names("everstep.run", unknown)
     _refuse_while_importing(sys._getframe(1))
     if asyncio._get_running_loop() is not None:
         raise Misuse(
@@ -237,7 +250,7 @@ def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *T
     async def main(sigterm: Sigterm) -> Any:
         sigterm.task = asyncio.current_task()
         async with open(url) as app:
-            return await app.run(workflow, *args, id=id, on_existing=on_existing)
+            return await app.run(workflow, *args, kwargs=checked_kwargs(kwargs), id=id, on_existing=on_existing)
 
     with ending_on_sigterm() as sigterm:
         return asyncio.run(main(sigterm))

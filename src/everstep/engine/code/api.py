@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, TypeVarTuple, overload
@@ -18,14 +18,17 @@ from everstep.engine.code.requests import RequestIterator
 from everstep.engine.code.witnesses import release_witness, take_witness
 from everstep.engine.code.workflow import workflow_of
 from everstep.errors import Misuse
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.options import (
     LONGEST_SECONDS,
     checked_choice,
+    checked_kwargs,
     checked_seconds,
     checked_text,
     checked_timeout,
     checked_type,
+    refuse_names,
 )
 
 if TYPE_CHECKING:
@@ -54,16 +57,16 @@ def uuid() -> "UUID":
     return UUID(int=random().getrandbits(128), version=4)
 
 
-async def sleep(seconds: float) -> None:
+async def sleep(seconds: Duration) -> None:
     """Sleep durably: across a crash, for as long as it takes, and without memory. The same as `asyncio.sleep`."""
     await asyncio.sleep(checked_seconds("seconds", seconds, least=-LONGEST_SECONDS))
 
 
 @overload
-async def receive(name: str, type: type[T], *, timeout: float | None = ...) -> T: ...
+async def receive(name: str, type: type[T], *, timeout: Duration | None = ...) -> T: ...
 @overload
-async def receive(name: str, type: Any = ..., *, timeout: float | None = ...) -> Any: ...
-async def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
+async def receive(name: str, type: Any = ..., *, timeout: Duration | None = ...) -> Any: ...
+async def receive(name: str, type: Any = Any, *, timeout: Duration | None = None) -> Any:
     """Wait for the next signal of this name and return its value; after `timeout` seconds: `TimeoutError`."""
     execution = current_execution("everstep.receive()")
     timeout = checked_timeout(timeout)
@@ -187,13 +190,26 @@ async def start(workflow: Callable[[*Ts], Coroutine[Any, Any, T]], /, *args: *Ts
 @overload
 async def start(workflow: Callable[[*Ts], T], /, *args: *Ts, id: str | None = ...) -> Child[T]: ...
 @overload
-async def start(workflow: str, /, *args: Any, id: str | None = ...) -> Child[Any]: ...
-async def start(workflow: Any, /, *args: Any, id: str | None = None) -> Child[Any]:  # type: ignore[misc]  # as in App.start
+async def start(
+    workflow: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, kwargs: Mapping[str, Any], id: str | None = ...
+) -> Child[T]: ...
+@overload
+async def start(
+    workflow: Callable[..., T], /, *args: Any, kwargs: Mapping[str, Any], id: str | None = ...
+) -> Child[T]: ...
+@overload
+async def start(
+    workflow: str, /, *args: Any, kwargs: Mapping[str, Any] | None = ..., id: str | None = ...
+) -> Child[Any]: ...
+async def start(  # type: ignore[misc]  # as in App.start
+    workflow: Any, /, *args: Any, kwargs: Mapping[str, Any] | None = None, id: str | None = None, **unknown: Any
+) -> Child[Any]:
     """Start a child run and go on; `await child.result()` waits for it. Calling a workflow directly does both."""
     execution = current_execution("everstep.start()")
+    refuse_names("everstep.start", unknown)
     target = workflow_of(workflow)
     run = checked_run_id(id) if id is not None else None
-    future = execution.issue_child(target, args, {}, run, persons_line(sys._getframe(1)))
+    future = execution.issue_child(target, args, checked_kwargs(kwargs), run, persons_line(sys._getframe(1)))
     assert future.target is not None
     return Child(future.target.run, future)  # type: ignore[union-attr]
 
@@ -202,15 +218,21 @@ class Current(NamedTuple):
     """Where the running code is: in which run, and, in a step's body, in which step and attempt."""
 
     run: str
+    """The id of the run."""
     workflow: str
+    """The name of its workflow."""
     step: str = ""
+    """In a step's body: the step's name in this run, such as `ask#2` for the second call of `ask`."""
     attempt: int = 0
+    """In a step's body: the number of the attempt, from 1."""
     details: Any = None
     """In a step's body: what the attempt before left with `heartbeat`."""
 
 
 def current() -> Current:
-    """Return which run (and step, and attempt) this code belongs to."""
+    """Return which run (and step, and attempt) this code belongs to: `current().run`, `.workflow`, and in a step's body
+    `.step`, `.attempt` and `.details`. See `Current`.
+    """
     surroundings = CURRENT.get()
     if isinstance(surroundings, StepBody):
         body = surroundings

@@ -20,6 +20,7 @@ from everstep.engine.code.loop import WorkflowFuture
 from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.digests import derived_key, digest_of
+from everstep.model.durations import Duration
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.options import checked_seconds, checked_type
 from everstep.model.untrusted import is_a
@@ -151,14 +152,14 @@ def checked_what(what: object) -> str:
 
 @overload
 async def approval(
-    what: str, arguments: object, *, answer: type[T], timeout: float | None = ..., secret: bool = ...
+    what: str, arguments: object, *, answer: type[T], timeout: Duration | None = ..., secret: bool = ...
 ) -> T: ...
 @overload
 async def approval(
-    what: str, arguments: object, *, answer: Any = ..., timeout: float | None = ..., secret: bool = ...
+    what: str, arguments: object, *, answer: Any = ..., timeout: Duration | None = ..., secret: bool = ...
 ) -> Any: ...
 async def approval(
-    what: str, arguments: object, *, answer: Any = Any, timeout: float | None = None, secret: bool = False
+    what: str, arguments: object, *, answer: Any = Any, timeout: Duration | None = None, secret: bool = False
 ) -> Any:
     """Wait for a person's answer about just these arguments, and return it.
 
@@ -182,7 +183,7 @@ async def ask(
     what: str,
     arguments: object,
     answer: Any,
-    timeout: float | None,
+    timeout: Duration | None,
     source: str,
     *,
     secret: bool,
@@ -191,7 +192,7 @@ async def ask(
     """Ask for an approval, wait, and return the answer; with `whole` also who gave it, and why."""
     execution.require_live()
     if timeout is not None:
-        checked_seconds("timeout", timeout)
+        timeout = checked_seconds("timeout", timeout)
     what, answer = checked_what(what), checked_type("answer", answer)
     payload = arguments_payload(execution.codec, arguments, what)
     call = execution.next_call()

@@ -11,6 +11,7 @@ from everstep.engine.code.budget import PART, NarrowBudget
 from everstep.engine.code.execution import Execution, current_execution
 from everstep.errors import Misuse
 from everstep.model.budgets import MICRO, Budget, Left, Limits, Then, limits_of
+from everstep.model.durations import Duration
 
 
 class Part:
@@ -73,7 +74,7 @@ def budget(
     usd: float | Decimal | None = None,
     tokens: int | None = None,
     steps: int | None = None,
-    seconds: float | None = None,
+    seconds: Duration | None = None,
     then: Then | None = None,
 ) -> Part:
     """Narrow the run's budget for a block: work that begins in it may use this much, and no more than the run has left.

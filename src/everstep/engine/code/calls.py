@@ -59,7 +59,7 @@ def cannot_await(what: str, name: str, frame: FrameType | None) -> Misuse:
 
 def blocks(what: str, name: str, line: str) -> OutsideInWorkflow:
     """Return the error for a call of something `def` by an `async def` workflow."""
-    wrong = mistakes.blocks(what, name)
+    wrong = mistakes.blocks(what, name, line.partition(": ")[2])
     return OutsideInWorkflow(f"{line} — {wrong.what}: {wrong.remedy}.")
 
 

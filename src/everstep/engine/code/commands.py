@@ -3,6 +3,8 @@ one.
 """
 
 import asyncio
+from collections.abc import Sequence
+from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
@@ -87,6 +89,29 @@ class Keyed:
 
 
 NOT_RETURNED: Final = object()
+Variables = Sequence[tuple[ContextVar[Any], Any]]
+OWN_VARIABLES: Final = "everstep_"
+"""The names of our own context variables begin with this."""
+LEFT_OUT: Final[set[str]] = set()
+"""Names of context variables of frameworks that belong to workflow code alone."""
+
+
+def variables_here() -> Variables:
+    """Return the context variables that workflow code has set here. (Almost all code has set none.)"""
+    context = copy_context()
+    if len(context) <= 1:
+        return ()
+    return [
+        (variable, value)
+        for variable, value in context.items()
+        if not variable.name.startswith(OWN_VARIABLES) and variable.name not in LEFT_OUT
+    ]
+
+
+def set_variables(variables: Variables) -> None:
+    """Set context variables in the present context."""
+    for variable, value in variables:
+        variable.set(value)
 
 
 class StepCall(Command, msgspec.Struct, eq=False):
@@ -110,6 +135,8 @@ class StepCall(Command, msgspec.Struct, eq=False):
     """The call that this one compensates; 0 if it is no compensation."""
     undoes: str = ""
     """The name of the compensated step."""
+    variables: Variables = ()
+    """The context variables that the code had set, for the body."""
 
     def idempotency_key(self) -> str:
         """Return the value of `everstep.key()` in the step's body."""

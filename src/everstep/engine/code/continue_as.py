@@ -18,7 +18,7 @@ them.
 """
 
 
-def continue_as(*args: Any) -> NoReturn:
+def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
     """End this history and continue the same run with a fresh one: the workflow is called again, with these arguments.
 
         @workflow
@@ -39,7 +39,7 @@ def continue_as(*args: Any) -> NoReturn:
     source = persons_line(sys._getframe(1))
     _refuse(execution, f"{source} — " if source else "")
     workflow = execution.workflow
-    raise Continue(execution.codec.encode_arguments(workflow.signature, args, {}, workflow.name))
+    raise Continue(execution.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name))
 
 
 def _refuse(execution: "Execution", at: str) -> None:

@@ -36,6 +36,7 @@ from everstep.engine.code.commands import (
     StartTimer,
     StepCall,
     call_future,
+    variables_here,
 )
 from everstep.engine.code.generations import take_along
 from everstep.engine.code.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
@@ -440,6 +441,7 @@ class Execution:
         future = call_future(self.loop, self)
         called = name if visit == 1 else f"{name}#{visit}"
         call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source, keyed)
+        call.variables = variables_here()
         self.steps[number] = call
         self._issued.append(call)
         if self.books is not None:

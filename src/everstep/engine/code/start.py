@@ -98,16 +98,19 @@ def start_arguments(
     return codec.encode_arguments(target.signature, tuple(placed), named, target.name)
 
 
-def refuse_start_options(priority: Any, delay: Any, tags: Any, queue: Any = None) -> None:
-    """Refuse options of a start that could not be stored. (Almost every start has the defaults.)"""
+def refuse_start_options(priority: Any, delay: Any, tags: Any, queue: Any = None) -> float:
+    """Refuse options of a start that could not be stored, and return the delay in seconds. (Almost every start has the
+    defaults.)
+    """
     if type(priority) is not int or priority != 0:
         checked_whole("priority", priority, least=-(2**31), most=2**31)
     if type(delay) is not float or delay != 0.0:
-        checked_seconds("delay", delay)
+        delay = checked_seconds("delay", delay)
     if queue is not None:
         checked_name(queue, "queue")
     if tags is not None:
         checked_tags(tags)
+    return delay  # type: ignore[no-any-return]  # a float already, or checked
 
 
 def new_run(

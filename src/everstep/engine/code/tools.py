@@ -2,21 +2,29 @@
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, ClassVar, TypedDict, TypeVar, overload
+from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
-from everstep.effects.step import OPTIONS, Step
+from everstep.effects.step import OPTIONS, Cost, Step
 from everstep.effects.surroundings import CURRENT, code_here, persons_line
 from everstep.engine.code.approvals import ask
 from everstep.engine.code.execution import Execution
 from everstep.engine.code.greenlets import in_greenlet, wait_in_greenlet
 from everstep.errors import Misuse, Refused
+from everstep.model.contracts import Effect
+from everstep.model.durations import Duration
 from everstep.model.options import checked_flag, checked_seconds, checked_text, refuse_generator, refuse_unknown
+from everstep.model.retry import Retry
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class ToolSpec(TypedDict):
@@ -37,21 +45,21 @@ class Tool(Step):
         function: Callable[..., Any],
         *,
         approval: bool | Callable[..., bool] = False,
-        approval_timeout: float | None = None,
+        approval_timeout: Duration | None = None,
         description: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(function, **options)
         if approval_timeout is not None and not approval:
             raise Misuse("approval_timeout= is for tools with approval=.")
-        if approval_timeout is not None:
-            checked_seconds("approval_timeout", approval_timeout)
         if callable(approval):
             refuse_generator("approval=", approval)
         else:
             checked_flag("approval", approval)
         self.approval = approval
-        self.approval_timeout = approval_timeout
+        self.approval_timeout = (
+            None if approval_timeout is None else checked_seconds("approval_timeout", approval_timeout)
+        )
         self._description = None if description is None else checked_text("description", description)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,10 +181,55 @@ def _schemas(annotations: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], di
     return schemas, definitions
 
 
+class Declared(Protocol[P, R_co]):
+    """What type checkers see of a tool: the function's own signature, and what a model is told."""
+
+    name: str
+    spec: ToolSpec
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any], /) -> Self: ...
+    @overload
+    def __get__(
+        self: "Declared[Concatenate[S, Q], T_co]", instance: S, owner: type[Any] | None = ..., /
+    ) -> "Declared[Q, T_co]": ...
+
+
+class DeclaringTool(Protocol):
+    """What `tool(…)` with options returns."""
+
+    def __call__(self, function: Callable[P, R], /) -> Declared[P, R]: ...
+
+
+class ToolOptions(TypedDict, total=False):
+    """The options of a tool, for type checkers."""
+
+    name: str | None
+    effect: Effect
+    retry: Retry | None
+    timeout: Duration | None
+    raises: Iterable[type[BaseException]]
+    fallback: Any
+    probe: Callable[..., Any] | None
+    probe_for: Duration
+    settle: Duration
+    not_done: type[BaseException] | Iterable[type[BaseException]]
+    key: str | Callable[..., str] | None
+    compensate: Callable[..., Any] | None
+    secret: bool
+    cost: Cost | None
+    limit: str | None
+    approval: bool | Callable[..., bool]
+    approval_timeout: Duration | None
+    description: str | None
+
+
 @overload
-def tool(function: F, /, **options: Any) -> F: ...
+def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> Declared[P, R]: ...
 @overload
-def tool(**options: Any) -> Callable[[F], F]: ...
+def tool(**options: Unpack[ToolOptions]) -> DeclaringTool: ...
 def tool(function: Any = None, /, **options: Any) -> Any:
     """Make a function a tool: a step that a model may call, with all options of `@step`, and those below.
 

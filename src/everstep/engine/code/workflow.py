@@ -12,6 +12,7 @@ from everstep.effects.step import declared_name
 from everstep.effects.surroundings import CURRENT, code_here
 from everstep.errors import Misuse, UnknownWorkflow
 from everstep.model.budgets import Budget
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_name
 from everstep.model.options import checked_choice, checked_seconds, refuse_generator, refuse_unknown, refused
 from everstep.model.untrusted import attempted, is_a, is_encodable
@@ -34,7 +35,7 @@ class Workflow:
         name: str | None = None,
         version: str = "",
         queue: str = "default",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         on_existing: OnExisting = "attach",
         on_parent_end: OnParentEnd = "cancel",
         budget: "Budget | None" = None,
@@ -42,8 +43,6 @@ class Workflow:
         if not inspect.isfunction(function):
             raise Misuse(f"@workflow is for functions, not for {type(function).__name__}.")
         refuse_generator("The workflow", function)
-        if timeout is not None:
-            checked_seconds("timeout", timeout, above=True)
         if budget is not None:
             _check_budget(budget)
         self.function = function
@@ -51,7 +50,7 @@ class Workflow:
         self.name = declared_name(function) if name is None else checked_name(name, "workflow")
         self.version = _checked_version(version)
         self.queue = checked_name(queue, "queue")
-        self.timeout = timeout
+        self.timeout = None if timeout is None else checked_seconds("timeout", timeout, above=True)
         self.on_existing = checked_choice("on_existing", on_existing, ON_EXISTING)
         self.on_parent_end = checked_choice("on_parent_end", on_parent_end, ON_PARENT_END)
         self.is_async = inspect.iscoroutinefunction(function)
@@ -100,7 +99,7 @@ class Declarations:
         self._by_name: dict[str, dict[str, Workflow]] = {}
 
     def add(self, workflow: Workflow) -> None:
-        self._by_name.setdefault(workflow.name, {})[workflow.function.__code__.co_filename] = workflow
+        self._by_name.setdefault(workflow.name, {})[_place(workflow.function)] = workflow
 
     def named(self, name: str) -> Workflow:
         """Return the workflow with this name."""
@@ -108,7 +107,7 @@ class Declarations:
         if len(found) == 1:
             return next(iter(found))
         if found:
-            places = " and ".join(sorted(one.function.__code__.co_filename for one in found))
+            places = " and ".join(sorted(_place(one.function) for one in found))
             raise Misuse(f"Two workflows are named {name!r}, in {places}. Give one of them another `name=`.")
         raise UnknownWorkflow(
             f"No workflow named {name!r} is declared in this process. Import the module that declares it; "
@@ -118,6 +117,13 @@ class Declarations:
     def names(self) -> list[str]:
         """Return the names that are declared exactly once."""
         return sorted(name for name, found in self._by_name.items() if len(found) == 1)
+
+
+def _place(function: Any) -> str:
+    """Return the file that declares a function. The cells of a notebook have no files: they are one place together."""
+    filename: str = function.__code__.co_filename
+    is_cell = not filename.endswith(".py") or "ipykernel" in filename
+    return f"<{function.__module__}>" if is_cell else filename
 
 
 DECLARED: Final = Declarations()
@@ -141,7 +147,7 @@ def workflow(
     name: str | None = ...,
     version: str = ...,
     queue: str = ...,
-    timeout: float | None = ...,
+    timeout: Duration | None = ...,
     on_existing: OnExisting = ...,
     on_parent_end: OnParentEnd = ...,
     budget: "Budget | None" = ...,
@@ -163,7 +169,7 @@ def workflow(function: Any = None, /, **options: Any) -> Any:
     return Workflow(function, **options)
 
 
-def _unknown(*args: Any) -> Any:
+def _unknown(*args: Any, **kwargs: Any) -> Any:
     """Replaces a function of which only the name is known."""
 
 

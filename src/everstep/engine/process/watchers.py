@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from everstep.engine.history.verify import check_ends, refuse_unreadable, unknown_run
+from everstep.model.durations import Duration
 from everstep.model.options import checked_timeout
 from everstep.model.status import ENDED, Status
 
@@ -29,7 +30,7 @@ class Watchers:
     def __contains__(self, run: str) -> bool:
         return run in self._waiting
 
-    async def wait_for_end(self, run: str, timeout: float | None = None) -> End:
+    async def wait_for_end(self, run: str, timeout: Duration | None = None) -> End:
         """Wait until a run has ended or is held; return how, and its outcome's payload."""
         if timeout is not None:
             async with asyncio.timeout(checked_timeout(timeout)):

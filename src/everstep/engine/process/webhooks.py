@@ -21,6 +21,7 @@ import msgspec
 
 from everstep.engine.history.clock import wall_seconds
 from everstep.errors import Misuse, NotGenuine
+from everstep.model.durations import Duration
 from everstep.model.options import checked_seconds, checked_text, refused
 from everstep.model.untrusted import attempted, is_a
 
@@ -54,7 +55,7 @@ class Webhook:
         *,
         secret: str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float = 10.0,
+        timeout: Duration = 10.0,
         name: str | None = None,
     ) -> None:
         parts = urlsplit(checked_text("url", url))
@@ -62,7 +63,6 @@ class Webhook:
             raise Misuse(f"A webhook is an http or https address, not {parts.scheme or 'nothing'!r}:….")
         if secret is not None and not checked_text("secret", secret):
             raise Misuse("secret='' would sign nothing: give a long random text, or leave it out.")
-        checked_seconds("timeout", timeout, above=True)
         if name is not None:
             checked_text("name", name)
         for header, value in _checked_headers(headers):
@@ -72,7 +72,7 @@ class Webhook:
                 raise Misuse(f"The header {header!r} has a character that headers cannot have.")
         address = parts.netloc.rpartition("@")[2]
         self.name = name or urlunsplit((parts.scheme, address, parts.path, "", ""))
-        self.timeout = timeout
+        self.timeout = checked_seconds("timeout", timeout, above=True)
         self._url = urlunsplit(parts._replace(netloc=address, fragment=""))
         self._headers = dict(headers or {})
         self._secret = secret

@@ -19,7 +19,7 @@ from everstep.effects.atomic import Settled
 from everstep.effects.body import SETTLED
 from everstep.effects.descent import bodies_run_in
 from everstep.effects.surroundings import CURRENT, set_current
-from everstep.engine.code.commands import StepCall
+from everstep.engine.code.commands import StepCall, set_variables
 from everstep.engine.code.step_state import DOUBT, EARLIER, FALLBACK, KEY, NEVER, ROOM, SLOT, StepState
 from everstep.engine.code.stops import pass_on
 from everstep.engine.history.clock import microseconds
@@ -484,6 +484,8 @@ class StepAttempts:
             attempt.spending = Spending(uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback))
         self.running[call.call] = attempt
         context, target = app.context.copy(), call.target
+        if call.variables:
+            context.run(set_variables, call.variables)
         if fallback or (target.effect != "atomic" and (target.is_async or target.timeout is not None)):
             app.body_tasks.add(self._perform, attempt, context)
             return

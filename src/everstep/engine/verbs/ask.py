@@ -26,6 +26,7 @@ from everstep.engine.verbs.runs import held_error
 from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
 from everstep.model.options import checked_timeout, checked_type
 from everstep.model.status import ENDED
@@ -33,7 +34,9 @@ from everstep.model.untrusted import described
 from everstep.stores.protocol import Delivery, NotPosted, Post, Posted, RunRow
 
 
-async def ask(app: Host, run: str, name: str, value: Any, *, id: str | None, answer: Any, timeout: float | None) -> Any:
+async def ask(
+    app: Host, run: str, name: str, value: Any, *, id: str | None, answer: Any, timeout: Duration | None
+) -> Any:
     """Put a request into a run's inbox and wait for its answer."""
     checked_type("answer", answer)
     payload = app.codec.encode(value, PLAIN, f"the request {name!r}")

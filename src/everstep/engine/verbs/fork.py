@@ -161,6 +161,8 @@ class Wanted(msgspec.Struct):
     allowed: Allowed = False
     by: str = ""
     note: str = ""
+    kwargs: dict[str, Any] = {}
+    """Arguments by name, beside `args`."""
 
 
 async def fork(app: Host, wanted: Wanted) -> str:
@@ -268,9 +270,9 @@ def _started(
         changes["carried"] = msgspec.structs.replace(source.carried, head="", undoable=[], uncompensated=[])
     if wanted.outcome is not NOT_GIVEN:
         forked.edited = "outcome"
-    if wanted.args is not None:
+    if wanted.args is not None or wanted.kwargs:
         forked.edited = "arguments"
-        changes |= _arguments(app, row.workflow, wanted.args, payloads)
+        changes |= _arguments(app, row.workflow, wanted.args or (), wanted.kwargs, payloads)
     elif source.carried is not None:
         payload = _payload_of(app, row.id, source.arguments, source.arguments_ref)
         changes["digest"] = digest_of(payload).hex()  # and not that of the other run's first generation
@@ -285,15 +287,17 @@ def _noted(event: Recorded, started: ev.RunStarted) -> ev.Body:
     return body
 
 
-def _arguments(app: Host, workflow: str, args: Sequence[Any], payloads: dict[str, bytes]) -> dict[str, Any]:
+def _arguments(
+    app: Host, workflow: str, args: Sequence[Any], kwargs: dict[str, Any], payloads: dict[str, bytes]
+) -> dict[str, Any]:
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise Misuse("args= is the list of all arguments of the workflow.")
     target = DECLARED.named(workflow)
     try:
-        target.signature.normalise(tuple(args), {})
+        target.signature.normalise(tuple(args), kwargs)
     except TypeError as error:
         raise Misuse(f"args= is the list of all arguments of the workflow: {error}.") from None
-    encoded = start_arguments(app.codec, target, args)
+    encoded = start_arguments(app.codec, target, args, kwargs)
     raw, ref = _packed(encoded.payload, payloads)
     return {"arguments": raw, "arguments_ref": ref, "digest": encoded.digest}
 

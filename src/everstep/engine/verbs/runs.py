@@ -50,6 +50,7 @@ from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import derived_key
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
 from everstep.model.options import checked_seconds
 from everstep.model.status import ENDED, Status
@@ -122,10 +123,10 @@ def _what_became_of(app: Host, post: Post, status: Status) -> str:
     return f" It was sent this signal before, and ended without taking it.{then}"
 
 
-async def cancel(app: Host, run: str, reason: str, *, grace: float, now: bool, by: str) -> None:
+async def cancel(app: Host, run: str, reason: str, *, grace: Duration, now: bool, by: str) -> None:
     """Ask a run to stop. A held run, or with `now` one that no worker drives, ends right here, without its code."""
     row = await app.read(readable_row, app, run)
-    checked_seconds("grace", grace)
+    grace = checked_seconds("grace", grace)
     if row.status == "held":
         await resolve(app, run, "cancel", hold=None, value=None, note=reason, by=by)
         return

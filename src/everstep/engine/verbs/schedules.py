@@ -19,6 +19,7 @@ from everstep.engine.history.verify import preview_text
 from everstep.engine.process.host import Host
 from everstep.engine.process.schedules import changed_row, definition_of, state_of
 from everstep.errors import Misuse, UnknownSchedule
+from everstep.model.durations import Duration
 from everstep.model.options import LONGEST_SECONDS, check_texts, checked_seconds, refused
 from everstep.model.schedules import (
     BACKFILL_MAX,
@@ -252,17 +253,17 @@ async def change(app: Host, name: str, how: Changing) -> None:
 async def define(
     app: Host,
     workflow: Any,
-    args: Sequence[Any],
+    arguments: tuple[Sequence[Any], Mapping[str, Any]],
     name: str | None,
     cron: str,
     zone: str,
-    times: Mapping[str, float | timedelta],
+    times: Mapping[str, Duration],
     options: Mapping[str, Any],
 ) -> Schedule:
     """Create a schedule, or change what it starts and when. Repeating the call changes nothing."""
     target = target_of(workflow)
     schedule = Schedule(app, name if name not in (None, "") else target.id_prefix)
-    definition = _definition(app, target, args, cron, zone, times, options)
+    definition = _definition(app, target, arguments, cron, zone, times, options)
     for _ in range(RACES_MAX):
         at = app.clock.now()
         checked(definition, at)
@@ -283,21 +284,19 @@ async def define(
 def _definition(
     app: Host,
     target: "Workflow | NamedWorkflow",
-    args: Sequence[Any],
+    arguments: tuple[Sequence[Any], Mapping[str, Any]],
     cron: str,
     zone: str,
-    times: Mapping[str, float | timedelta],
+    times: Mapping[str, Duration],
     options: Mapping[str, Any],
 ) -> Definition:
-    arguments = start_arguments(app.codec, target, args)
-    micros: dict[str, Any] = {
-        name: microseconds(_checked_time(name, value.total_seconds() if isinstance(value, timedelta) else value))
-        for name, value in times.items()
-    }
+    args, kwargs = arguments
+    encoded = start_arguments(app.codec, target, args, kwargs)
+    micros: dict[str, Any] = {name: microseconds(_checked_time(name, value)) for name, value in times.items()}
     return Definition(
         workflow=target.name,
-        arguments=msgspec.Raw(arguments.payload),
-        digest=arguments.digest,
+        arguments=msgspec.Raw(encoded.payload),
+        digest=encoded.digest,
         cron=" ".join(cron.split()),
         zone=zone,
         **micros,

@@ -3,7 +3,7 @@
 A run that is started here has no owner: it is `queued`, for a worker that knows its workflow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from everstep.engine.verbs.wanted import refuse_wrong_type_at_once
 from everstep.errors import IdConflict, Misuse, NotDecodable, RunActive
 from everstep.model.budgets import allotment_of
 from everstep.model.crash_points import crash_point
+from everstep.model.durations import Duration
 from everstep.model.ids import checked_run_id
 from everstep.model.options import checked_choice
 from everstep.model.status import ENDED
@@ -32,18 +33,19 @@ def unowned_run(
     app: Host,
     target: Workflow | NamedWorkflow,
     args: Sequence[Any],
+    kwargs: Mapping[str, Any],
     *,
     id: str | None,
     queue: str | None,
     priority: int,
-    delay: float,
+    delay: Duration,
     tags: dict[str, str] | None,
 ) -> tuple[NewRun, Arguments]:
     """Return a run to create that no worker drives yet."""
-    refuse_start_options(priority, delay, tags, queue)
+    delay = refuse_start_options(priority, delay, tags, queue)
     at = app.clock.now()
     run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
-    arguments = start_arguments(app.codec, target, args)
+    arguments = start_arguments(app.codec, target, args, kwargs)
     new = new_run(
         target,
         run,
@@ -69,6 +71,8 @@ def has_arguments(app: Host, row: RunRow, target: Workflow | NamedWorkflow, argu
     if row.arguments == arguments.digest:
         return True
     started = event_at(app.store, row, 1).body
+    if started.carried is not None:
+        return False  # these are the arguments of a later generation
     ref = started.arguments_ref
     stored = restore_payload(app.store.payload(row.id, ref), ref) if ref else bytes(started.arguments)
     if is_equal(stored, arguments.payload):
@@ -88,13 +92,25 @@ def attach(app: Host, row: RunRow, target: Workflow | NamedWorkflow, arguments: 
     if row.workflow != target.name:
         raise IdConflict(f"The id {row.id} belongs to a run of {row.workflow}, not of {target.name}. Use another id.")
     if not has_arguments(app, row, target, arguments):
-        raise IdConflict(
-            f"The run {row.id} exists with other arguments ({without_internals(row.preview)}). Use another id."
-        )
+        told = without_internals(row.preview)
+        raise IdConflict(f"The run {row.id} exists with other arguments ({told}). {_by_name(arguments)}Use another id.")
+
+
+def _by_name(arguments: Arguments) -> str:
+    """Return what is said to a caller who gave arguments by name and has not got the workflow's signature."""
+    if not arguments.kwargs:
+        return ""
+    return "Here only the workflow's name is known: give the arguments by place if they were given so before. "
 
 
 def start_in(
-    app: Host, target: Workflow | NamedWorkflow, args: Sequence[Any], policy: str, connection: Any, **options: Any
+    app: Host,
+    target: Workflow | NamedWorkflow,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    policy: str,
+    connection: Any,
+    **options: Any,
 ) -> str:
     """Start a run in the caller's transaction: it exists if and only if that is committed."""
     if policy not in ("attach", "fail"):
@@ -102,7 +118,7 @@ def start_in(
             f"on_existing={policy!r} cannot be done inside your transaction: with transaction= it is attach or fail."
         )
     app.refuse_when_failed()
-    new, arguments = unowned_run(app, target, args, **options)
+    new, arguments = unowned_run(app, target, args, kwargs, **options)
     (verdict,) = app.store.write_in(connection, [StartRun(new)])
     if isinstance(verdict, Failed):
         raise verdict.error
@@ -124,11 +140,13 @@ def signal_in(app: Host, run: str, name: str, value: Any, id: str | None, connec
     return is_new
 
 
-async def start_named(app: Host, target: NamedWorkflow, args: Sequence[Any], policy: str, **options: Any) -> str:
+async def start_named(
+    app: Host, target: NamedWorkflow, args: Sequence[Any], kwargs: Mapping[str, Any], policy: str, **options: Any
+) -> str:
     """Start a run of which only the workflow's name is known. The start is durable on return."""
     checked_choice("on_existing", policy, ("attach", "fail"))
     app.refuse_when_failed()
-    new, arguments = await app.read(unowned_run, app, target, args, **options)
+    new, arguments = await app.read(unowned_run, app, target, args, kwargs, **options)
     verdict = await app.committer.submit(StartRun(new))
     if isinstance(verdict, Existing):
         await app.read(refuse_deleted, app.store, verdict.row)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
-from everstep.adapters import INLINE, call_outside_with, digest_of
+from everstep.adapters import INLINE, LEFT_OUT, call_outside_with, digest_of
 from everstep.integrations.langgraph.branches import Standing
 
 if TYPE_CHECKING:  # a real cycle: the saver is handed to the nodes whose calls it records
@@ -160,4 +160,5 @@ def _word(text: str) -> str:
 
 
 call_outside_with(call_in_node)
+LEFT_OUT.add("child_runnable_config")  # callbacks of a graph belong to the workflow, and a step runs beside it
 INLINE.add(run_in_executor.__module__)  # for conditions of edges and `def` nodes of a graph in a workflow
