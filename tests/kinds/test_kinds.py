@@ -25,6 +25,7 @@ from tests.waiting import DEADLINE_SECONDS
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = ROOT / "examples"
+PLUGIN = ["-p", "everstep.testing.plugin", "-p", "no:cacheprovider"]
 CRASHTEST = ["-m", "everstep", "crashtest", str(EXAMPLES / "approval.py"), '"chair"', "--signal", "approved=true"]
 
 
@@ -50,7 +51,7 @@ KINDS = {
     "def code": Kind([str(PROGRAMS / "sync.py")], "books.db", 'select "order", number from bookings order by number'),
     "loop": Kind([str(PROGRAMS / "long_loop.py"), "1000"], query="select turn, thought from notes order by turn"),
     "pytest": Kind(
-        ["-m", "pytest", "-q", "-c", "/dev/null", f"--confcutdir={PROGRAMS}", str(PROGRAMS / "suite.py")],
+        ["-m", "pytest", "-q", "-c", "pytest.ini", f"--confcutdir={PROGRAMS}", *PLUGIN, str(PROGRAMS / "suite.py")],
         query="select cents from paid order by cents",
     ),
 }
@@ -97,8 +98,9 @@ class Trial:
 
     def __init__(self, kind: Kind, folder: Path, url: str, service: Service) -> None:
         folder.mkdir()
+        (folder / "pytest.ini").write_text("[pytest]\n")
         self.kind, self.folder, self.service = kind, folder, service
-        self.settings = environment(EVERSTEP_URL=url, SERVICE=service.url, PYTHONDONTWRITEBYTECODE="1")
+        self.settings = environment(EVERSTEP_URL=url, SERVICE=service.url, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
 
     def run(self, seconds: float | None = None) -> str | None:
         """Run the program to its end and return what it printed last; None if it was killed before."""
