@@ -4,6 +4,7 @@
     ├── Misuse                  the caller's mistake: what was wrong, and the right way
     │   ├── OutsideInWorkflow   a workflow body touched the outside: files, network, threads, processes
     │   ├── NotEncodable        a value that could not be stored and restored
+    │   ├── WrongType           a value that is not of the type that the run's code declares for it
     │   ├── UnknownWorkflow     a run's workflow is not declared in this process
     │   ├── UnknownRun          there is no run with this id
     │   │   └── BeingDeleted    the run is being deleted: what is left of it is not whole
@@ -88,6 +89,22 @@ class NotEncodable(Misuse):
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class WrongType(Misuse):
+    """What was to be sent to a run is not of the type that its code declares. Nothing was sent, or started.
+
+    The message names the type and the path of each wrong part, such as `$.lines[0].count`; `why` is that part of it.
+    """
+
+    code: ClassVar[str] = "everstep.wrong_type"
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message, why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NotDecodable(Error):

@@ -50,6 +50,13 @@ async def approval(question: str) -> bool:
     return await everstep.receive("approved", bool)
 
 
+@workflow
+async def introduced() -> list[str]:
+    reader = await everstep.receive("reader", Reader)
+    other = await everstep.approval("other", None, answer=Reader)
+    return [reader.name, other.name]
+
+
 @step
 async def break_down() -> None:
     if not Path("repaired").exists():

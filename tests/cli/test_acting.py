@@ -50,6 +50,35 @@ def test_a_value_that_is_no_json_is_answered_with_how_to_write_it(folder: Folder
     assert """'"yes"'""" in done.err
 
 
+def test_a_value_that_the_run_rejects_is_told_to_its_sender_and_to_who_looks(folder: Folder) -> None:
+    worker = folder.begin("worker", "app.py")
+    folder.left_waiting("i-1", "app.py:introduced")
+    folder.wait_for(lambda: folder.json("show", "i-1")["waits_for"])
+    done = folder.everstep("signal", "i-1", "reader", '{"name": 3}')
+    assert done.status == 1
+    assert (
+        "i-1 rejected the signal reader: not a Reader: Expected `str`, got `int` - at `$.name`" in done.out + done.err
+    )
+    shown = folder.everstep("show", "i-1").out
+    assert "rejected the signal reader: not a Reader: Expected `str`" in shown
+    assert "The code did not get it, and the run still waits. Send another value:" in shown
+    assert "$.name" in folder.json("show", "i-1")["rejected"][0]["why"]
+    again = folder.everstep("signal", "i-1", "reader", "3", "--json")
+    assert again.status == 1
+    assert "Expected `object`, got `int`" in again.json()["rejected"]
+    assert folder.everstep("signal", "i-1", "reader", "4", "--no-wait").status == 0
+    assert folder.everstep("signal", "i-1", "reader", '{"name": "ann"}').status == 0
+    folder.wait_for(lambda: folder.json("approvals"))
+    refused = folder.everstep("approve", "i-1", '{"age": 1}')
+    assert refused.status == 1
+    assert "i-1 rejected the answer to other: not a Reader: Object missing required field `name`" in refused.out
+    assert "rejected the answer to other" in folder.everstep("show", "i-1").out
+    assert folder.everstep("approve", "i-1", '{"name": "bob"}').status == 0
+    folder.wait_for(lambda: folder.run_row("i-1")[0] == "completed")
+    assert folder.json("show", "i-1")["result"] == ["ann", "bob"]
+    folder.kill(worker)
+
+
 def test_cancel_now_ends_a_run_that_nobody_drives(folder: Folder) -> None:
     folder.left_waiting("a-1", "app.py:approval", '"x"')
     assert folder.json("cancel", "a-1", "--now", "--reason", "enough")["status"] == "cancelled"

@@ -1,5 +1,7 @@
 """`crash_everywhere` by itself: what it skips, what it asks for, and what counts as a kept promise."""
 
+from pathlib import Path
+
 import pytest
 
 from everstep.cli.crash_page import page_of
@@ -13,6 +15,7 @@ from everstep.testing.crashtest import unused
 from everstep.worker.loading import load_workflow
 from tests.crashtest import kit
 
+MODELS = str(kit.ROOT / "tests" / "crashtest" / "models.py")
 SUBJECT = str(kit.ROOT / "tests" / "crashtest" / "subject.py")
 
 
@@ -34,6 +37,25 @@ def test_a_once_step_without_a_probe_that_is_cut_off_is_held_and_keeps_its_promi
 def test_a_signal_that_is_waited_for_in_vain_is_asked_for_and_a_day_of_sleep_takes_no_time() -> None:
     with pytest.raises(Misuse, match="--signal word=JSON"):
         crash_everywhere(load_workflow(f"{SUBJECT}:wait_for_word"), seconds=20)
+
+
+def test_models_that_are_sent_as_json_keep_their_promises_wherever_the_run_is_killed(tmp_path: Path) -> None:
+    facts = kit.crashtest(
+        tmp_path,
+        f"{MODELS}:ordering",
+        *('{"id": "7d444840-9dc0-11d1-b245-5ffdce74fad2", "lines": [{"product": "tea"}]}', "--most", "1"),
+        *("--orders", "0", "--signal", 'address={"street": "Elm"}', "--approve", 'ship={"ok": true}'),
+        expect=0,
+    )
+    assert facts["trials"]["broken"] == 0
+    assert facts["trials"]["kept"] > 20
+
+
+def test_a_signal_that_the_workflow_does_not_take_is_refused_with_the_place() -> None:
+    with pytest.raises(Misuse, match=r"for the signal address: not a Address: `\$\.street`: Field required"):
+        crash_everywhere(
+            load_workflow(f"{MODELS}:ordering"), {"lines": [{"product": "tea"}]}, signals={"address": {"road": 1}}
+        )
 
 
 def test_a_workflow_that_other_processes_cannot_import_is_refused() -> None:

@@ -1,11 +1,14 @@
 """What a hold about a step tells, and what becomes of the value that a person gives for it."""
 
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field
 
-from everstep import Retry, step, workflow
+import everstep
+from everstep import Done, Retry, step, workflow
 from everstep.engine.run.acting import process_of
 from everstep.engine.run.holds import resolve_line
 from everstep.errors import HoldConflict, RunHeld
@@ -127,3 +130,57 @@ async def test_a_settled_hold_is_refused_with_who_settled_it(machine: Machine) -
     await run.result(timeout=60)
     with pytest.raises(HoldConflict, match=rf"{hold.id} was resolved already \(done by bob\). Open: none"):
         await app.resolve("r", "cancel", hold=hold.id)
+
+
+class Ticket(BaseModel):
+    """Each time it is made of plain data, it has another id."""
+
+    id: uuid.UUID = Field(default_factory=uuid.uuid4)
+    title: str
+
+
+PROBED: list[Any] = []
+
+
+async def ask_where(key: str) -> Any:
+    return PROBED[0]
+
+
+@step(effect="once")
+async def book() -> Ticket:
+    raise ConnectionResetError("the answer was lost")
+
+
+@step(effect="once", probe=ask_where)
+async def book_probed() -> Ticket:
+    raise ConnectionResetError("the answer was lost")
+
+
+@workflow
+async def booking(probed: bool) -> list[str]:
+    ticket = await (book_probed() if probed else book())
+    word = await everstep.receive("go")
+    return [type(ticket).__name__, str(ticket.id), ticket.title, word]
+
+
+@pytest.mark.parametrize("probed", [False, True])
+async def test_a_model_that_is_adopted_is_the_same_in_every_life(machine: Machine, probed: bool) -> None:
+    PROBED[:] = [Done({"title": "Oslo"})]
+    app, run = await machine.start(booking, probed, id="r")
+    if not probed:
+        await held(machine, run)
+        await app.resolve("r", "done", value={"title": "Oslo"}, by="bob")
+    await machine.clock.rest(app)
+    first = machine.replay("r")
+    assert not first.differences
+    await machine.kill(app)
+    worker = await machine.worker()
+    await machine.clock.rest(worker)
+    await machine.kill(worker)
+    worker = await machine.worker()
+    await worker.get("r").signal("go", "on")
+    name, id, title, _ = await worker.get("r").result(timeout=60)
+    assert (name, title) == ("Ticket", "Oslo")
+    recorded = [bytes(body.value).decode() for body in machine.bodies("r", "value_converted")]
+    stored = bytes(machine.bodies("r", "step_completed")[0].value).decode() + "".join(recorded)
+    assert id in stored

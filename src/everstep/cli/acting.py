@@ -7,7 +7,9 @@ from typing import Any
 import click
 
 from everstep.cli.arguments import decoded_json
+from everstep.cli.mistakes import EXIT_FAILED
 from everstep.cli.opening import acting, existing_run, store_options, user_name
+from everstep.cli.rejections import rejection_of, say_rejected
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import console, say_json, styled
 from everstep.engine.app.app import App
@@ -48,14 +50,19 @@ def _act(
 @click.argument("name")
 @click.argument("value", metavar="[JSON]", default="null")
 @click.option("--signal-id", metavar="TEXT", help="Sending again with the same one delivers the signal once.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until a worker has taken it, or rejected it.")
 @store_options
-def signal_command(run: str, name: str, value: str, signal_id: str | None, url: str | None, in_json: bool) -> None:
+def signal_command(
+    run: str, name: str, value: str, signal_id: str | None, no_wait: bool, url: str | None, in_json: bool
+) -> int | None:
     """Send a signal to a run.
 
     \b
         everstep signal report-17 approved true
 
-    It is kept until the run asks for it, also while no process drives the run.
+    It is kept until the run asks for it, also while no process drives the run. If a worker is there, the command waits
+    up to two seconds until the run has taken the signal. It ends with status 1 if the run rejects it, because it is not
+    of the type that the code waits for; the run keeps waiting then.
     """  # noqa: D301  # click wants the character itself
     decoded = decoded_json(value, "The value")
     said: dict[str, Any] = {"signal": name, "signal_id": signal_id or ""}
@@ -63,15 +70,22 @@ def signal_command(run: str, name: str, value: str, signal_id: str | None, url: 
 
     async def send(app: App) -> str:
         said["new"] = await app.signal(run, name, decoded, id=signal_id)
+        if not no_wait and (why := await rejection_of(app, run, name)):
+            said["rejected"] = why
         return texts[said["new"]]
 
     row, is_served = _act(run, url, send, said, in_json=in_json)
+    if why := said.get("rejected"):
+        if not in_json:
+            say_rejected(run, f"the signal {name}", why)
+        return EXIT_FAILED
     if not in_json and row.status in ENDED:
         console().print(styled(f"  The run has ended ({row.status}); it took that signal before.", "dim"))
     elif not in_json and row.status == "held":
         console().print(styled("  The run is held; it takes the signal when that is resolved.", "dim"))
     elif not in_json and not is_served:
         say_who_goes_on(run, url, is_served=False)
+    return None
 
 
 @click.command("cancel")

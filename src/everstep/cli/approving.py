@@ -7,10 +7,13 @@ import click
 import msgspec
 
 from everstep.cli.arguments import decoded_json
+from everstep.cli.mistakes import EXIT_FAILED
 from everstep.cli.opening import acting, existing_run, line_to_paste, reading, store_options, user_name
+from everstep.cli.rejections import rejection_of, say_rejected
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import clean, clean_lines, console, json_text, say_json, styled
 from everstep.engine.verbs.approve import Approval, open_approvals
+from everstep.model.exchange_events import APPROVAL
 from everstep.view.run import approve_words
 from everstep.view.store import place_of
 from everstep.view.words import between, duration
@@ -65,10 +68,18 @@ def _drawn(one: Approval, url: str | None, now: int) -> Any:
 @click.option("--id", metavar="TEXT", help="Which one, as `everstep approvals` shows it: bound to what it shows.")
 @click.option("--what", metavar="TEXT", help="Which one, if the run waits for more than one.")
 @click.option("--note", default="", help="Why; it is kept in the history.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until a worker has taken it, or rejected it.")
 @store_options
 def approve_command(
-    run: str, answer: str, id: str | None, what: str | None, note: str, url: str | None, in_json: bool
-) -> None:
+    run: str,
+    answer: str,
+    id: str | None,
+    what: str | None,
+    note: str,
+    no_wait: bool,
+    url: str | None,
+    in_json: bool,
+) -> int | None:
     """Answer what a run waits for.
 
     \b
@@ -76,21 +87,29 @@ def approve_command(
         everstep approve pay-17 false --note "too much"
 
     Any JSON value is an answer; without one it is `true`. The first answer counts. It is kept until the run takes it,
-    also while no process drives the run.
+    also while no process drives the run. If a worker is there, the command waits up to two seconds until the run has
+    taken the answer. It ends with status 1 if the run rejects it, because it is not of the type that the code asks for;
+    the run keeps waiting then.
     """  # noqa: D301  # click wants the character itself
     decoded = decoded_json(answer, "The answer")
 
-    async def do() -> tuple[Approval, bool]:
+    async def do() -> tuple[Approval, bool, str]:
         async with acting(url) as app:
             existing_run(app.store, run)
             asked = await app.approve(run, decoded, what=what, id=id, by=user_name(), note=note)
-            return asked, is_served_here(app)
+            why = "" if no_wait else await rejection_of(app, run, APPROVAL + asked.id)
+            return asked, is_served_here(app), why
 
-    asked, is_served = asyncio.run(do())
+    asked, is_served, why = asyncio.run(do())
     if in_json:
-        say_json({"run": run, "id": asked.id, "what": asked.what, "arguments": asked.arguments, "answer": decoded})
-        return
+        facts = {"run": run, "id": asked.id, "what": asked.what, "arguments": asked.arguments, "answer": decoded}
+        say_json(facts | ({"rejected": why} if why else {}))
+        return EXIT_FAILED if why else None
     text = f"{clean(run)}: {clean(asked.what)} is answered with {json_text(decoded, indent=-1)}"
     console().print(styled("✓ ", "green").append(text))
+    if why:
+        say_rejected(run, f"the answer to {asked.what}", why)
+        return EXIT_FAILED
     if not is_served:
         say_who_goes_on(run, url, is_served=False)
+    return None

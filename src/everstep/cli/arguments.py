@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from everstep.codec import types_text
+from everstep.codec import converted, types_text
 from everstep.engine.code.workflow import Workflow
-from everstep.errors import Misuse
+from everstep.errors import Misuse, NotDecodable
 
 
 def decoded_arguments(workflow: Workflow, texts: tuple[str, ...]) -> tuple[Any, ...]:
@@ -55,13 +55,8 @@ def _parameter(workflow: Workflow, index: int) -> tuple[str, Any]:
 
 
 def _converted(value: Any, annotation: Any, name: str) -> Any:
-    """Return a JSON value as the annotated type, if msgspec can convert to that type."""
-    validate = getattr(annotation, "model_validate", None)
+    """Return a JSON value as the annotated type."""
     try:
-        if validate is not None:
-            return validate(value)
-        return msgspec.convert(value, annotation)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise Misuse(f"The argument {name} is not of the type {types_text(annotation)}: {error}") from None
-    except TypeError:
-        return value  # a type that msgspec does not know: the codec decides whether it fits
+        return converted(value, annotation).value
+    except NotDecodable as refused:
+        raise Misuse(f"The argument {name} is {refused}.") from None

@@ -19,6 +19,7 @@ from everstep.cli.terminal import (
     shortened,
     styled,
 )
+from everstep.codec.preview import without_internals
 from everstep.model.forked import TAG
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import RunFilter, RunRow, Store
@@ -180,7 +181,7 @@ def _gist(body: dict[str, Any]) -> str:
             facts = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}
             parts.append(f"{facts.get('type', '')}: {facts.get('message', '')}")
         elif name in ("value", "details") and isinstance(value, list) and value:
-            parts.append(f"{name}={msgspec.json.encode(value[0]).decode()}")
+            parts.append(f"{name}={without_internals(msgspec.json.encode(value[0]).decode())}")
         elif name == "source":
             parts.append(str(value).partition(": ")[0])
         elif name in AMOUNTS and isinstance(value, dict):

@@ -115,6 +115,7 @@ def draw_run(view: RunView, url: str | None, width: int, *, most: int = 0) -> "R
         parts += [styled(f"stream {name}: {count} entries", "dim"), to_paste(line), ""]
     parts += _problems(view, url)
     parts += _draw_undelivered(view)
+    parts += _draw_rejected(view)
     if view.is_unserved:
         text = f"nobody serves {clean(view.workflow)} in queue {clean(view.queue)}: start `everstep worker FILE`"
         parts.append(styled("◷ ", "blue").append(text))
@@ -140,6 +141,18 @@ def _draw_undelivered(view: RunView) -> list[Any]:
     more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
     then = f"; if it is retried (`everstep retry {clean(view.id)}`), it gets them" if view.status == "failed" else ""
     return [styled("✉ ", "yellow").append(f"not delivered before the run ended: {names}{more}{then}"), ""]
+
+
+def _draw_rejected(view: RunView) -> list[Any]:
+    """Say what was sent in the wrong type to a wait that is still open."""
+    open_waits = {one.signal or one.approval for one in view.waits_for}
+    lines: list[Any] = []
+    for name in dict.fromkeys(one.name for one in view.rejected if one.name in open_waits):
+        last = [one for one in view.rejected if one.name == name][-1]
+        what = "the signal" if last.kind == "signal" else "the answer to"
+        line = styled("✗ ", "red").append(f"rejected {what} {clean(name)}: {clean(last.why)}")
+        lines += [line, styled("  The code did not get it, and the run still waits. Send another value:", "dim")]
+    return lines
 
 
 def _write_picture(view: RunView, file: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from everstep.codec.preview import harmless
+from everstep.codec.preview import harmless, without_internals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -135,6 +135,7 @@ def moment(at: int, now: int) -> str:
 
 def arguments_text(preview: str) -> str:
     """Return the arguments of a call, as between its brackets, from the preview of their payload."""
+    preview = without_internals(preview)
     try:
         stored = msgspec.json.decode(preview)[0]
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError):

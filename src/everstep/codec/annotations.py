@@ -3,7 +3,7 @@
 import builtins
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import (
     Annotated,
     Any,
@@ -174,8 +174,8 @@ _PLAIN: Final[dict[str, Any]] = {
 _TEXT_MAX: Final = 500
 
 
-def plain_type(text: str) -> Any:
-    """Return the type that a text of `types_text` names if all its parts are built in, else `...`.
+def plain_type(text: str, names: Names = MappingProxyType({})) -> Any:
+    """Return the type that a text of `types_text` names, of parts that are built in or classes of `names`; else `...`.
 
     Each name in the text is a key into a table; nothing is evaluated or imported.
     """
@@ -184,23 +184,32 @@ def plain_type(text: str) -> Any:
     if len(text) > _TEXT_MAX:
         return ...
     try:
-        return _plain_part(ast.parse(text, mode="eval").body)
+        return _plain_part(ast.parse(text, mode="eval").body, names)
     except (SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
         return ...
 
 
-def _plain_part(node: Any) -> Any:
+def _plain_part(node: Any, names: Names) -> Any:
     """Return the type that a part of a text names. Raises `LookupError` for any other name."""
     kind = type(node).__name__
     if kind == "Name":
-        return _PLAIN[node.id]
+        return _PLAIN[node.id] if node.id in _PLAIN else _class_named(node.id, names)
     if kind == "Constant" and (node.value is None or node.value is ...):
         return node.value
     if kind == "BinOp" and type(node.op).__name__ == "BitOr":
-        return Union[_plain_part(node.left), _plain_part(node.right)]  # noqa: UP007  # None | None is no union
+        left, right = _plain_part(node.left, names), _plain_part(node.right, names)
+        return Union[left, right]  # noqa: UP007  # None | None is no union
     if kind != "Subscript":
         raise LookupError(kind)
     parts = node.slice.elts if type(node.slice).__name__ == "Tuple" else [node.slice]
     if node.value.id == "Literal":
         return Literal[tuple(one.value for one in parts)]
-    return _PLAIN[node.value.id][tuple(map(_plain_part, parts))]
+    return _plain_part(node.value, names)[tuple(_plain_part(part, names) for part in parts)]
+
+
+def _class_named(name: str, names: Names) -> type:
+    """Return the class that code calls by its own name."""
+    found = names[name]
+    if not isinstance(found, type) or found.__qualname__ != name:
+        raise LookupError(name)
+    return found

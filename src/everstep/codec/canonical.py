@@ -4,10 +4,12 @@ Payloads keep the order that the user gave, except for the members of sets, whic
 made from this form, and comparisons with a stored value use it: `is_same`, `meaning_digest`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from everstep.codec.kinds import NOT_FIELDS, UNSET
 from everstep.model.digests import hex_digest_of
 
 Tree = str | dict[str, Any] | list[Any] | None
@@ -38,6 +40,32 @@ def is_same(payload: msgspec.Raw | bytes, other: bytes) -> bool:
     return mine is not None and mine == _meaning(other)
 
 
+def is_equal(payload: msgspec.Raw | bytes, other: bytes) -> bool:
+    """Return True if two payloads have equal values, as the classes of these values compare them.
+
+    Models of pydantic are equal whether a field was given or has its default. Payloads say which, and so do digests.
+    """
+    if is_same(payload, other):
+        return True
+    mine = _meaning(payload, without_unset)
+    return mine is not None and mine == _meaning(other, without_unset)
+
+
+def without_unset(value: Any) -> Any:
+    """Return stored data without the record of which fields of a model have their defaults."""
+    if isinstance(value, list):
+        return [without_unset(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: without_unset(one) for key, one in value.items()}
+    rest = kept.get(NOT_FIELDS)
+    if isinstance(rest, dict) and isinstance(rest.get(UNSET), list):
+        kept[NOT_FIELDS] = {key: one for key, one in rest.items() if key != UNSET}
+        if not kept[NOT_FIELDS]:
+            del kept[NOT_FIELDS]
+    return kept
+
+
 def meaning_digest(payload: bytes) -> str:
     """Return the digest of a payload's value: the same for equal values, whatever the order of their keys.
 
@@ -47,11 +75,12 @@ def meaning_digest(payload: bytes) -> str:
     return hex_digest_of(payload if meaning is None else meaning)
 
 
-def _meaning(payload: msgspec.Raw | bytes) -> bytes | None:
+def _meaning(payload: msgspec.Raw | bytes, of: Callable[[Any], Any] | None = None) -> bytes | None:
     """Return the canonical bytes of a payload, or None if it is not one."""
     try:
         decoded = msgspec.json.decode(payload)
-        return b"[%b]" % canonical_bytes(decoded[0], (*decoded, None)[1])
+        value = decoded[0] if of is None else of(decoded[0])
+        return b"[%b]" % canonical_bytes(value, (*decoded, None)[1])
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return None
 

@@ -16,6 +16,9 @@ import msgspec
 
 Record = dict[str, Any]
 NOT_FIELDS: Final = ""
+"""Where a record keeps what an instance has besides the fields of its class."""
+UNSET: Final = "unset"
+"""The name there of the fields of a pydantic model that have their defaults."""
 
 
 class Unfit(Exception):
@@ -34,6 +37,15 @@ class Kind(NamedTuple):
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any]
     is_record: bool
+    to_plain: Callable[[Any], Any] | None = None
+    """What `conversion` makes an instance of again; None if that is its dump, without what is not a field."""
+
+    def plain(self, value: Any) -> Any:
+        """Return an instance as data that does not name its class."""
+        if self.to_plain is not None:
+            return self.to_plain(value)
+        simpler = self.dump(value)
+        return {name: part for name, part in simpler.items() if name != NOT_FIELDS} if self.is_record else simpler
 
 
 def kind_of(cls: type) -> Kind | None:
@@ -80,14 +92,18 @@ def _as_record(data: Any) -> Record:
 
 def _enum_kind(cls: type[enum.Enum]) -> Kind:
     if issubclass(cls, enum.Flag):  # combinations have no name of their own
-        return Kind(cls, lambda member: member.value, lambda value: _flag(cls, value), False)
+        return Kind(cls, _value_of, lambda value: _flag(cls, value), False)
 
     def load(name: Any) -> enum.Enum:
         if type(name) is not str or name not in cls.__members__:
             raise Unfit("the enumeration has no member of the stored name")
         return cls.__members__[name]
 
-    return Kind(cls, lambda member: member.name, load, False)
+    return Kind(cls, lambda member: member.name, load, False, _value_of)
+
+
+def _value_of(member: enum.Enum) -> Any:
+    return member.value
 
 
 def _flag(cls: type[enum.Flag], value: Any) -> enum.Flag:
@@ -110,7 +126,7 @@ def _named_tuple_kind(cls: type) -> Kind:
         _demand(record, names)
         return tuple.__new__(cls, [record[name] for name in names])
 
-    return Kind(cls, dump, load, True)
+    return Kind(cls, dump, load, True, list)
 
 
 def _demand(record: Record, names: tuple[str, ...]) -> None:
@@ -132,7 +148,14 @@ def _struct_kind(cls: type[msgspec.Struct]) -> Kind:
         # msgspec offers no other way to make one: a `__post_init__` gets what was stored.
         return cls(**{name: record[name] for name in names if name in record})
 
-    return Kind(cls, dump, load, True)
+    def to_plain(value: Any) -> Any:
+        members = {said: getattr(value, name) for name, said in zip(names, cls.__struct_encode_fields__, strict=True)}
+        config = cls.__struct_config__
+        if config.array_like:
+            return [*([config.tag] if config.tag is not None else []), *members.values()]
+        return {**({config.tag_field: config.tag} if config.tag is not None else {}), **members}
+
+    return Kind(cls, dump, load, True, to_plain)
 
 
 class _Field(NamedTuple):
@@ -231,7 +254,7 @@ def _pydantic_kind(cls: Any) -> Kind:
         record = {name: part for name, part in value.__dict__.items() if name in fields}
         private = getattr(value, "__pydantic_private__", None) or {}
         rest = {
-            "unset": [name for name in record if name not in value.__pydantic_fields_set__],
+            UNSET: [name for name in record if name not in value.__pydantic_fields_set__],
             "extra": getattr(value, "__pydantic_extra__", None) or {},
             "private": private,
         }
@@ -246,7 +269,7 @@ def _pydantic_kind(cls: Any) -> Kind:
         for name, field in cls.__pydantic_fields__.items():
             if name in record:
                 values[name] = record[name]
-                if name not in rest.get("unset", ()):
+                if name not in rest.get(UNSET, ()):
                     given.add(name)
             elif field.is_required():
                 raise Unfit("the class now has this field, and it has no default", name)
@@ -260,7 +283,18 @@ def _pydantic_kind(cls: Any) -> Kind:
         object.__setattr__(instance, "__pydantic_private__", private_values(cls, _as_record(rest.get("private", {}))))
         return instance
 
-    return Kind(cls, dump, load, True)
+    def to_plain(value: Any) -> Record:
+        fields = cls.__pydantic_fields__
+        named = {_taken_as(name, fields[name]): part for name, part in value.__dict__.items() if name in fields}
+        return {**named, **(getattr(value, "__pydantic_extra__", None) or {})}
+
+    return Kind(cls, dump, load, True, to_plain)
+
+
+def _taken_as(name: str, field: Any) -> str:
+    """Return the name under which a model takes a field."""
+    alias = field.validation_alias
+    return alias if isinstance(alias, str) else name
 
 
 def private_values(cls: Any, stored: Record) -> Record | None:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from everstep.codec import arrays
 from everstep.model.untrusted import name_of
 
 
@@ -167,6 +168,7 @@ _BY_MODULE: Final = {
     "pathlib._local": _PATHS,
     "ipaddress": _ADDRESSES,
     "zoneinfo": ("ZoneInfo",),
+    "numpy": arrays.NAMES,
 }
 _NAMES: Final = frozenset(name for names in _BY_MODULE.values() for name in names)
 """Names are compared first, because asking a class for its module may run code of its metaclass."""
@@ -178,8 +180,21 @@ def leaf_of(cls: type) -> Leaf | None:
     if found is None and (name := name_of(cls)) in _NAMES and name in _BY_MODULE.get(cls.__module__, ()):
         module = sys.modules.get(cls.__module__)
         if getattr(module, name, None) is cls:  # not another class of the same name
-            found = LEAVES[cls] = Leaf(name, _zone if name == "ZoneInfo" else str)
+            found = LEAVES[cls] = _leaf_named(name, cls.__module__)
     return found
+
+
+def _leaf_named(name: str, module: str) -> Leaf:
+    if module == "numpy":
+        return Leaf("ndarray", _dump_array) if name == "ndarray" else Leaf("numpy", arrays.dump_scalar)
+    return Leaf(name, _zone if name == "ZoneInfo" else str)
+
+
+def _dump_array(value: Any) -> Any:
+    try:
+        return arrays.dump_array(value)
+    except arrays.NoArray as refused:
+        raise Unstorable(str(refused)) from None
 
 
 LOADERS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -205,6 +220,8 @@ LOADERS: Final[dict[str, Callable[[Any], Any]]] = {
     "deque": _load_deque,
     "OrderedDict": lambda stored: collections.OrderedDict(_load_pairs(stored)),
     "Counter": lambda stored: collections.Counter(_load_pairs(stored)),
+    "ndarray": arrays.load_array,
+    "numpy": arrays.load_scalar,
     **{name: _load_path(name) for name in _PATHS},
     **{name: _load_address(name) for name in _ADDRESSES},
 }

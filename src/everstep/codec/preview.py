@@ -1,8 +1,43 @@
 """Bounded, harmless text of a payload, for histories, pages and terminals."""
 
+import re
+from typing import Any, Final
+
 import msgspec
 
+from everstep.codec.kinds import NOT_FIELDS
+
 _split = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+_UNSET: Final = re.compile(r',?"":\{"unset":\[[^\]]*\]\}')
+_UNSET_AND_MORE: Final = re.compile(r'"":\{"unset":\[[^\]]*\],')
+_CUT_OFF: Final = re.compile(r',"":?(?:(?<=:)\{(?:"[a-z]*(?:":?(?:\[[^\]]*\]?)?)?)?)?$')
+
+
+def without_internals(text: str) -> str:
+    """Return the JSON text of stored data as a person may see it: without the record of which fields of a model have
+    their defaults. The text may be cut off.
+    """
+    if '""' not in text:
+        return text
+    return _CUT_OFF.sub("", _UNSET_AND_MORE.sub('"":{', _UNSET.sub("", text)))
+
+
+def fields_only(value: Any) -> Any:
+    """Return stored data as a person may see it: a record has its fields, and what else a person gave it."""
+    if isinstance(value, list):
+        return [fields_only(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: fields_only(one) for key, one in value.items() if key != NOT_FIELDS}
+    rest = value.get(NOT_FIELDS)
+    if NOT_FIELDS in value and not (isinstance(rest, dict) and rest):
+        return {**kept, NOT_FIELDS: rest}  # data of a user
+    if isinstance(rest, dict):
+        is_model = rest.keys() <= {"unset", "extra", "private"}
+        kept |= fields_only(rest.get("extra", {}) if is_model else rest)
+    return kept
 
 
 def harmless(text: str) -> str:
@@ -21,6 +56,8 @@ def preview_of(payload: bytes, limit: int) -> str:
         data = bytes(_split(payload)[0])
     except (msgspec.MsgspecError, ValueError, TypeError, IndexError, RecursionError):
         data = bytes(payload)
+    if b'""' in data:
+        data = without_internals(data[: 8 * limit].decode("utf-8", "replace")).encode()
     if len(data) <= limit and data.isascii():
         text = data.decode("ascii")
         if text.isprintable():

@@ -1,6 +1,6 @@
 """The signature of a function: what its arguments and its result may hold, and one normal form for each call of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args, get_origin
 
@@ -184,6 +184,28 @@ class Signature:
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given:
                 return f"is missing the required argument {p.name!r}"
         return ""
+
+    def declared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, str, Any]]:
+        """Yield each argument of a call: its place or name in the call, its parameter, and what that is declared as."""
+        seen = self._seen
+        spread, named = self._spreads
+        for place in range(len(args)):
+            name = seen.positional[place] if place < len(seen.positional) else spread
+            yield place, name, seen.annotations.get(name, Any)
+        for name in kwargs:
+            yield name, name, seen.annotations.get(name if name in seen.annotations else named, Any)
+
+    def may_be_none(self, name: str) -> bool:
+        """Tell whether a parameter is None if it is not given, whatever it is declared as."""
+        signature = self._seen.signature
+        return signature is not None and name in signature.parameters and signature.parameters[name].default is None
+
+    @cached_property
+    def _spreads(self) -> tuple[str, str]:
+        """The names of `*arguments` and `**arguments`, or empty texts."""
+        parameters = self._seen.signature.parameters.values() if self._seen.signature is not None else ()
+        kinds = {one.kind.name: one.name for one in parameters}
+        return kinds.get("VAR_POSITIONAL", ""), kinds.get("VAR_KEYWORD", "")
 
     def is_live_position(self, index: int) -> bool:
         """Return True if the positional argument at this position is `Live`."""

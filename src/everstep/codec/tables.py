@@ -16,9 +16,11 @@ C = TypeVar("C", bound=type)
 class Types:
     """The classes that a payload may name in addition to the built-in and the registered ones, found in annotations."""
 
-    __slots__ = ("by_name", "by_type", "classes")
+    __slots__ = ("by_name", "by_type", "classes", "is_loose")
 
-    def __init__(self, classes: Iterable[type] = ()) -> None:
+    def __init__(self, classes: Iterable[type] = (), *, is_loose: bool = False) -> None:
+        self.is_loose: Final = is_loose
+        """Instances of other classes become plain data; the receiver makes them what it declares."""
         self.classes: Final = tuple(dict.fromkeys(classes))
         self.by_type: Final[dict[type, tuple[str, Kind]]] = {}
         self.by_name: Final[dict[str, Kind]] = {}
@@ -35,7 +37,7 @@ class Types:
 
     def __or__(self, other: "Types") -> "Types":
         """Return the table with the classes of both."""
-        return self if self is other or not other.classes else _union(self, other)
+        return self if self is other or not other.classes or self.is_loose else _union(self, other)
 
     def __repr__(self) -> str:
         return f"Types({', '.join(self.by_name)})"
@@ -47,6 +49,8 @@ def _union(left: Types, right: Types) -> Types:
 
 
 ANY: Final = Types()
+PLAIN: Final = Types(is_loose=True)
+"""For what is sent to a receiver that has types of its own, or none."""
 
 
 def _is_storable(cls: type) -> bool:

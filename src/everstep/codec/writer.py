@@ -12,7 +12,7 @@ A tag is a built-in one, `@Name` for a class from an annotation, or `!Name` for 
 marked inside the value, so no data of a user can be mistaken for a mark.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from types import NoneType
 from typing import Any, Final
@@ -247,6 +247,8 @@ def _write_instance(value: Any, cls: type, types: Types, depth: int, within: Wit
     if (entry := types.by_type.get(cls)) is not None:
         return _write_kind(value, f"@{entry[0]}", entry[1], types, depth, within)
     leaf = leaf_of(cls)
+    if leaf is None and types.is_loose and (kind := attempted(kind_of, cls)) is not None:
+        return write(_taken_apart(value, kind.plain), types, depth - 1, within)
     if leaf is None:
         raise _refusal(cls)
     try:
@@ -258,19 +260,23 @@ def _write_instance(value: Any, cls: type, types: Types, depth: int, within: Wit
 
 
 def _write_kind(value: Any, tag: str, kind: Kind, types: Types, depth: int, within: Within) -> tuple[Any, Tree]:
+    simpler = _taken_apart(value, kind.dump)
+    if kind.is_record:
+        written, tree = _write_dict(simpler, types, depth, within, attributes=True)
+    else:
+        written, tree = write(simpler, types, depth - 1, within)
+    return written, _combined(tag, tree)
+
+
+def _taken_apart(value: Any, dump: Callable[[Any], Any]) -> Any:
     try:
-        simpler = kind.dump(value)
+        return dump(value)
     except BaseException as error:
         raise_if_no_answer(error)
         raise Refused(
             f"is a {qualified_name(value)} that could not be taken apart ({type_name(error)})",
             "See its encode= or its fields.",
         ) from error
-    if kind.is_record:
-        written, tree = _write_dict(simpler, types, depth, within, attributes=True)
-    else:
-        written, tree = write(simpler, types, depth - 1, within)
-    return written, _combined(tag, tree)
 
 
 def _combined(tag: str, tree: Tree) -> Tree:

@@ -82,6 +82,7 @@ EventKind = Literal[
     "signal_awaited",
     "signal_received",
     "signal_rejected",
+    "value_converted",
     "child_started",
     "child_cancelled",
     "child_ended",
@@ -333,6 +334,16 @@ class SignalRejected(Body):
     why: str = ""
 
 
+class ValueConverted(Body):
+    """Plain data that was sent to the run became the type that its code asks for. A replay takes it from here."""
+
+    call: int
+    what: str
+    """What was converted: an argument, a signal, a request."""
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+
+
 class ChildStarted(Body):
     """A child run was started, in the same transaction as its own first event."""
 
@@ -430,6 +441,7 @@ BODIES: Final[dict[str, type[Body]]] = {
     "signal_awaited": SignalAwaited,
     "signal_received": SignalReceived,
     "signal_rejected": SignalRejected,
+    "value_converted": ValueConverted,
     "child_started": ChildStarted,
     "child_cancelled": ChildCancelled,
     "child_ended": ChildEnded,

@@ -33,6 +33,8 @@ class RunStarted(Body):
     """The id of the chain key that the run's digests are made with; empty without a key."""
     unseen: bool = False
     """True if the parent may already have started this run before, in a part of its history that is lost."""
+    unchecked: bool = False
+    """The run was started by its workflow's name, where the types of the workflow's parameters were not known."""
     budget: Allotment | None = None
     """How much the run may use, with its children."""
     carried: Carried | None = None

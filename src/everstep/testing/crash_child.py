@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import ANY, Codec
+from everstep.codec import PLAIN, Codec
 from everstep.engine.app.app import App
 from everstep.engine.code import asyncio_parts, start
 from everstep.engine.code.loop import WorkflowLoop
@@ -31,7 +31,7 @@ from everstep.engine.run.attempts import StepAttempts
 from everstep.engine.run.resume import replay
 from everstep.engine.verbs.approve import open_approvals
 from everstep.engine.verbs.ask import posted
-from everstep.errors import Error, Misuse
+from everstep.errors import Error, Misuse, WrongType
 from everstep.model.events import decode_body
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.own_files import replace
@@ -87,6 +87,10 @@ class Ask(msgspec.Struct):
     order: int = 0
     pace: float = 1.0
     seconds: float = 30.0
+
+
+def _not_taken(name: str, why: str) -> Misuse:
+    return Misuse(f"The workflow does not take the value that is given for the signal {name}: {why}")
 
 
 class LeapingClock:
@@ -217,7 +221,10 @@ class Life:
             if name in self._ask.signals and all(one.state != "pending" for one in inbox):
                 self._refuse_rejected(run, name)
                 number = sum(1 for one in inbox if one.state == "consumed") + 1
-                await self._app.signal(run, name, self._ask.signals[name], id=f"crashtest-{name}-{number}")
+                try:
+                    await self._app.signal(run, name, self._ask.signals[name], id=f"crashtest-{name}-{number}")
+                except WrongType as refused:
+                    raise _not_taken(name, refused.why) from None
                 return True
         return await self._ask_next()
 
@@ -226,7 +233,7 @@ class Life:
         row = self._app.store.run(run)
         for event in self._app.store.events(run, row.generation) if row is not None else ():
             if event.kind == "signal_rejected" and (body := decode_body(event.kind, event.body)).name == name:
-                raise Misuse(f"The workflow does not take the value that is given for the signal {name}: {body.why}")
+                raise _not_taken(name, body.why)
 
     async def _ask_next(self) -> bool:
         """Send the next request to a run that waits for it, without waiting for the answer: the history has it."""
@@ -235,7 +242,7 @@ class Life:
             number = sum(1 for one in inbox if one.state == "consumed")
             values = self._ask.requests.get(name, [])
             if number < len(values) and all(one.state != "pending" for one in inbox):
-                payload = self._app.codec.encode(values[number], ANY, f"the request {name!r}")
+                payload = self._app.codec.encode(values[number], PLAIN, f"the request {name!r}")
                 post = Post(run, "request", name, f"crashtest-{name}-{number + 1}", payload, self._clock.now())
                 await posted(self._app, post)
                 return True

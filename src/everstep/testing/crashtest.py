@@ -21,7 +21,9 @@ from typing import Any, Final
 import msgspec
 
 from everstep.codec import Codec
+from everstep.codec.kinds import kind_of
 from everstep.codec.preview import harmless
+from everstep.engine.code.start import start_arguments
 from everstep.engine.code.workflow import Workflow, workflow_of
 from everstep.errors import Misuse
 from everstep.model.exchange_events import APPROVAL
@@ -171,9 +173,9 @@ def crash_everywhere(
         target=f"{os.path.abspath(file)}:{target.name}",
         file=file,
         arguments=_payload(target, args),
-        signals=dict(signals or {}),
-        approvals=dict(approvals or {}),
-        requests={name: list(values) for name, values in (requests or {}).items()},
+        signals=_plain(signals or {}),
+        approvals=_plain(approvals or {}),
+        requests={name: list(values) for name, values in _plain(requests or {}).items()},
         files=tuple(files),
         given=os.path.abspath(given) if given is not None else "",
         environment=dict(environment or {}),
@@ -197,8 +199,24 @@ def _quick_folder() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as JSON can say them. They are sent in other processes, where the code's types are declared."""
+    try:
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(given, enc_hook=_taken_apart))
+    except TypeError as error:
+        raise Misuse(f"What is to be sent cannot be written as JSON: {error}.") from None
+    return found
+
+
+def _taken_apart(value: Any) -> Any:
+    kind = kind_of(type(value))
+    if kind is None:
+        raise TypeError(f"there is a {type(value).__name__} in it")
+    return kind.plain(value)
+
+
 def _payload(workflow: Workflow, args: tuple[Any, ...]) -> str:
-    return Codec().encode_arguments(workflow.signature, args, {}, workflow.name).payload.decode()
+    return start_arguments(Codec(), workflow, args).payload.decode()
 
 
 def _ahead(workflow: Workflow) -> tuple[str, ...]:
@@ -305,8 +323,9 @@ class CrashTest:
             raise Misuse(_missing(account.awaited))
         if status != 0 or account.status in ("not started", "waiting", "running", "queued"):
             said = trial.output()[-2000:].strip()
-            if said.startswith("Misuse: "):
-                raise Misuse(said.removeprefix("Misuse: "))
+            kind, _, message = said.partition(": ")
+            if kind in ("Misuse", "WrongType"):
+                raise Misuse(message)
             raise Misuse(f"The workflow does not run, undisturbed ({account.status}):\n{said}")
 
     # -- trials -----------------------------------------------------------------------------------------------------

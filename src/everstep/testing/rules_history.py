@@ -453,6 +453,7 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "signal_awaited": HistoryJudge._other_command,
     "signal_received": HistoryJudge._signal_received,
     "signal_rejected": HistoryJudge._other_command,
+    "value_converted": HistoryJudge._other_command,
     "request_awaited": HistoryJudge._other_command,
     "request_received": HistoryJudge._request_received,
     "request_answered": HistoryJudge._request_answered,

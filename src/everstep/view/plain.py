@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from everstep.codec.leaves import LOADERS
+from everstep.codec.preview import fields_only
 
 
 def shown(payload: bytes) -> Any:
@@ -18,9 +19,10 @@ def shown(payload: bytes) -> Any:
     if len(envelope) == 1:
         return envelope[0]
     try:
-        return _shown(envelope[0], envelope[1])
+        found = _shown(envelope[0], envelope[1])
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
-        return msgspec.json.decode(payload)[0]
+        found = msgspec.json.decode(payload)[0]
+    return fields_only(found)
 
 
 def payload_json(payload: bytes) -> Any:

@@ -9,6 +9,7 @@ from everstep.engine.run.holds import command_line
 from everstep.errors import Damaged, NotReadable
 from everstep.graph.story import EdgeStory, NodeStory
 from everstep.model.accounts import ROOT, as_facts
+from everstep.model.events import decode_body
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
 from everstep.stores.rows.keys import UNSETTLED
@@ -19,7 +20,7 @@ from everstep.view.money import amounts_text, budget_text, standing_of
 from everstep.view.plain import payload_json
 from everstep.view.store import place_of, unserved_among
 from everstep.view.summary import RunSummary, facts_of
-from everstep.view.timeline import Crash, Row, Timeline, timeline_of
+from everstep.view.timeline import Crash, Rejection, Row, Timeline, timeline_of
 
 
 class Wait(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -90,7 +91,18 @@ class GraphView(msgspec.Struct):
     under_way: list[str]
 
 
-TOLD = ("steps", "crashes", "patches", "checkpoints", "rolled_back", "is_undone", "error", "started_at", "last_at")
+TOLD = (
+    "steps",
+    "crashes",
+    "rejected",
+    "patches",
+    "checkpoints",
+    "rolled_back",
+    "is_undone",
+    "error",
+    "started_at",
+    "last_at",
+)
 """The fields that are as the timeline has them."""
 
 
@@ -105,6 +117,8 @@ class RunView(RunSummary, kw_only=True):
     others: list[Row]
     """Timers, signals, requests, approvals, child runs, and notes."""
     crashes: list[Crash]
+    rejected: list[Rejection]
+    """What was sent and is not of the type that the code waits for."""
     waits_for: list[Wait]
     holds: list[HoldView]
     children: list[ChildView]
@@ -196,6 +210,15 @@ def _budget_text(row: RunRow, timeline: Timeline, now: int) -> str:
         return f"budget {budget_text(standing, row, now)}"
     used = timeline.accounts.parts[ROOT].used if timeline.accounts is not None else None
     return f"used {amounts_text(used)}" if used is not None and (used.microdollars or used.tokens) else ""
+
+
+def why_rejected(store: Store, run: str, number: int) -> str:
+    """Return why a run has rejected the signal with this number; nothing if it did not."""
+    row = store.run(run)
+    for event in reversed(store.events(run, row.generation)) if row is not None else ():
+        if event.kind == "signal_rejected" and (body := decode_body(event.kind, event.body)).number == number:
+            return str(body.why)
+    return ""
 
 
 # -- what it waits for -------------------------------------------------------------------------------------------------

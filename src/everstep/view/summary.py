@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from everstep.codec.preview import without_internals
 from everstep.stores.protocol import RunRow
 from everstep.view.fields import made_of
 from everstep.view.money import budget_facts
@@ -42,7 +43,7 @@ def summary_of(row: RunRow) -> RunSummary:
 
 def facts_of(row: RunRow) -> dict[str, Any]:
     """Return what a summary has under other names than the row, or in another form."""
-    facts: dict[str, Any] = {"arguments": row.preview, "events": row.head_seq}
+    facts: dict[str, Any] = {"arguments": without_internals(row.preview), "events": row.head_seq}
     return facts | {"published": published_of(row), "budget": budget_facts(row)}
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from everstep.codec import Codec, error_facts
+from everstep.codec import Codec, error_facts, without_internals
 from everstep.engine.history.journal import restore_payload
 from everstep.errors import Damaged
 from everstep.graph.story import Story
@@ -85,6 +85,15 @@ class Crash(msgspec.Struct):
     steps: list[str]
 
 
+class Rejection(msgspec.Struct):
+    """A signal, or an answer to an approval, that is not of the type that the code waits for. The code never got it."""
+
+    name: str
+    kind: Literal["signal", "approval"]
+    why: str
+    at: int
+
+
 class Timeline:
     """The state of a run according to the events so far."""
 
@@ -94,6 +103,7 @@ class Timeline:
         self._codec = Codec()
         self.rows: list[Row] = []
         self.crashes: list[Crash] = []
+        self.rejected: list[Rejection] = []
         self.published: dict[str, str] = {}
         self.patches: dict[str, bool] = {}
         self.checkpoints: list[int] = []
@@ -123,8 +133,8 @@ class Timeline:
         self._said_done: set[int] = set()
         self.graph: Story | None = None
         """The events of its graph, if the run is one of a graph."""
-        self._answered: dict[str, Row] = {}
-        """Answered approvals, by the names of their signals."""
+        self._taken: dict[int, Row] = {}
+        """The waits that signals have ended, by the signals' numbers."""
 
     # reading ------------------------------------------------------------------------------------------------------
     @property
@@ -219,7 +229,11 @@ class Timeline:
         row = self._calls.get(body.call)
         if row is None or (body.attempt == 1 and body.because not in ("budget", "limit")):
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
-            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
+            row.effect, row.source, row.arguments = (
+                body.effect,
+                body.source,
+                HIDDEN if body.secret else without_internals(body.preview),
+            )
             if body.compensates and body.compensates in self._calls:
                 row.undoes = self._calls[body.compensates].name
                 self._undone_by[body.call] = self._calls[body.compensates]
@@ -276,7 +290,11 @@ class Timeline:
         row = self._calls.get(body.call)
         if row is None or not body.again:
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
-            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
+            row.effect, row.source, row.arguments = (
+                body.effect,
+                body.source,
+                HIDDEN if body.secret else without_internals(body.preview),
+            )
             self._new(row, body.call)
         row.note = f"waits for the key {body.key}" + (f" of run {body.run}" if body.run else "")
         row.awaited_key, row.awaited_run = body.key, body.run
@@ -308,7 +326,11 @@ class Timeline:
             is_step = body.instead_of == "step_started"
             name = event.step if is_step else body.run
             row = Row(kind="step" if is_step else "child", name=name, seq=event.seq, started_at=event.at)
-            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
+            row.effect, row.source, row.arguments = (
+                body.effect,
+                body.source,
+                HIDDEN if body.secret else without_internals(body.preview),
+            )
             self._new(row, body.call)
         row.state, row.ended_at, row.note = "open", None, f"{NO_BUDGET} ({body.over})"
         if body.limit:
@@ -346,7 +368,8 @@ class Timeline:
         if "timeout" in body.source:
             self._timed_receives.append(row)
         if self._unasked[body.name]:
-            row.value = self._unasked[body.name].popleft()[1]
+            number, row.value = self._unasked[body.name].popleft()
+            self._taken[number] = row
             row.state, row.ended_at = "completed", event.at
         else:
             self._awaited[body.name].append(row)
@@ -354,19 +377,22 @@ class Timeline:
     def _take_signal_received(self, event: EventRow, body: Any) -> None:
         value = self._value(body)
         if not self._awaited[body.name]:
-            self._unasked[body.name].append((event.at, value))
+            self._unasked[body.name].append((body.number, value))
             return
-        row = self._awaited[body.name].popleft()
+        row = self._taken[body.number] = self._awaited[body.name].popleft()
         row.state, row.ended_at, row.value = "completed", event.at, value
-        if row.kind == "approval":
-            self._answered[body.name] = row
         timer = self._timers_of.get(row.seq)
         if timer is not None and timer.state == "open":
             timer.state, timer.ended_at = "dropped", event.at
 
     def _take_signal_rejected(self, event: EventRow, body: Any) -> None:
-        row = self._answered.get(body.name) or self._calls.get(body.call)
-        self._note(event, f"signal {body.name}", f"rejected: {body.why}", "failed")
+        row = self._taken.pop(body.number, None)
+        kind: Literal["signal", "approval"] = "signal"
+        name = body.name
+        if row is not None and row.kind == "approval":
+            kind, name = "approval", row.name
+        self._note(event, f"{kind} {name}", f"rejected: {body.why}", "failed")
+        self.rejected.append(Rejection(name, kind, body.why, event.at))
         if row is not None and row.kind in ("signal", "approval") and row.state == "completed":
             row.state, row.ended_at, row.value = "open", None, ""
             self._awaited[body.name].appendleft(row)
@@ -413,7 +439,7 @@ class Timeline:
         row = self._calls[body.call] if body.withheld and body.call in self._calls else None
         if row is None:
             row = self._new(Row(kind="child", name=body.run, seq=event.seq, started_at=event.at), body.call)
-        row.note, row.source, row.arguments = body.workflow, body.source, body.preview
+        row.note, row.source, row.arguments = body.workflow, body.source, without_internals(body.preview)
 
     def _take_child_ended(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.call)
@@ -441,6 +467,16 @@ class Timeline:
             row.effect = one.effect
             self._calls[one.call] = row
             self._carried.append(row)
+
+    def _take_value_converted(self, event: EventRow, body: Any) -> None:
+        """Show the value that the code got, in place of the plain data that was sent."""
+        last = next(reversed(self._taken.values()), None)
+        if (
+            last is not None
+            and last.state == "completed"
+            and body.what in (f"signal {last.name}", f"approval {last.name}")
+        ):
+            last.value = self._value(body)
 
     def _take_value_published(self, event: EventRow, body: Any) -> None:
         self.published[body.name] = self._value(body)

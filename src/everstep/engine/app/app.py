@@ -7,7 +7,7 @@ from typing import Any, TypeVar, TypeVarTuple, overload
 from everstep.codec import ANY
 from everstep.effects.databases import database_of
 from everstep.engine.app.handles import Run
-from everstep.engine.code.start import Origin, new_run, refuse_start_options
+from everstep.engine.code.start import Origin, new_run, refuse_start_options, start_arguments
 from everstep.engine.code.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, new_run_id, workflow_of
 from everstep.engine.history.clock import microseconds
 from everstep.engine.process.host import Host
@@ -112,7 +112,7 @@ class App(Host):
             options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
             return Run(self, start_in(self, target, args, policy, transaction, **options), target.signature.result)
         run, is_new = checked_run_id(id) if id is not None else self._new_id(target), id is None
-        arguments = self.codec.encode_arguments(target.signature, args, {}, target.name)
+        arguments = start_arguments(self.codec, target, args)
         if not self.worker:
             await self.become_worker()
         self.refuse_when_failed()

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar, Union, overload
 
 import msgspec
 
-from everstep.codec import ANY, Codec, Types, is_same, meaning_digest, types_of, types_text
+from everstep.codec import ANY, Codec, Types, converted, is_equal, meaning_digest, types_of, types_text
 from everstep.effects.surroundings import persons_line
-from everstep.engine.code.commands import AwaitSignal, Command, fitting
+from everstep.engine.code.commands import AwaitSignal, Command
 from everstep.engine.code.execution import Execution, current_execution
 from everstep.engine.code.loop import WorkflowFuture
 from everstep.errors import Misuse, NotDecodable
@@ -61,11 +61,23 @@ class AskApproval(AwaitSignal):
         self.whole = whole
 
     def decode(self, codec: Codec, payload: bytes) -> Any:
+        given = self._given(codec, payload)
+        return self._told(given, converted(given["answer"], self.types[1]).value)
+
+    def value_of(self, execution: Execution, number: int, payload: bytes) -> Any:
+        if number in execution.rejected:
+            raise NotDecodable("the code did not take it")
         types, annotation = self.types
-        given = codec.decode(payload, types)
+        given = self._given(execution.codec, payload)
+        return self._told(given, execution.convert(given["answer"], types, annotation, f"approval {self.what}"))
+
+    def _given(self, codec: Codec, payload: bytes) -> dict[str, Any]:
+        given = codec.decode(payload, self.types[0])
         if not isinstance(given, dict) or "answer" not in given:
             raise NotDecodable("not an answer to an approval: `everstep approve` sends one")
-        answer = fitting(given["answer"], annotation)
+        return given
+
+    def _told(self, given: dict[str, Any], answer: Any) -> Any:
         return {**given, "answer": answer} if self.whole else answer
 
     def body(self) -> ev.ApprovalAsked:
@@ -81,7 +93,7 @@ class AskApproval(AwaitSignal):
     def compare(self, recorded: Any) -> tuple[str, bool]:
         if recorded.what != self.what:
             return "what is to be approved", False
-        if not is_about(recorded.arguments, self.payload) and not is_same(recorded.value, self.payload):
+        if not is_about(recorded.arguments, self.payload) and not is_equal(recorded.value, self.payload):
             return "arguments", False  # a person has seen, or may have approved, the recorded ones
         return ("", False) if recorded.type == self.type_text else ("type of the answer", False)
 

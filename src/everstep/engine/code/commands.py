@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import Arguments, Codec, Types, is_same, types_text
+from everstep.codec import Arguments, Codec, Types, converted, is_same, without_internals
 from everstep.effects.step import Step
 from everstep.engine.code.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.code.workflow import Workflow
@@ -144,7 +144,7 @@ class StepCall(Command, msgspec.Struct, eq=False):
 
     def shown_arguments(self, most: int = PREVIEW_BYTES) -> str:
         """Return the arguments as a person may see them."""
-        return HIDDEN if self.is_secret else preview_of(self.arguments, most)
+        return HIDDEN if self.is_secret else without_internals(preview_of(self.arguments, most))
 
     def digest(self) -> str:
         return self.arguments.digest
@@ -251,8 +251,15 @@ class AwaitSignal(Command):
         self.source = source
 
     def decode(self, codec: Codec, payload: bytes) -> Any:
-        """Return the value of a signal. Raises `NotDecodable` if it is not of the type that the code asked for."""
+        """Return the value of a signal. Raises `NotDecodable` if it cannot be what the code asked for."""
         return decode_signal(codec, payload, *self.types)
+
+    def value_of(self, execution: Any, number: int, payload: bytes) -> Any:
+        """Return what the code is given for a signal; what plain data became is recorded. Raises `NotDecodable`."""
+        if number in execution.rejected:
+            raise NotDecodable("the code did not take it")
+        types, annotation = self.types
+        return execution.convert(execution.codec.decode(payload, types), types, annotation, f"signal {self.name}")
 
     def body(self) -> ev.Body:
         return ev.SignalAwaited(self.call, self.name, self.type_text, self.source)
@@ -288,6 +295,28 @@ class RejectSignal(Command):
         return ("", False) if recorded.number == self.number else ("signal", False)
 
 
+class ConvertValue(Command):
+    """Plain data became the type that the code asks for, and code of that type may have had a say."""
+
+    kind = "value_converted"
+    payload_field = "value"
+    __slots__ = ("call", "payload", "what")
+
+    def __init__(self, call: int, what: str, payload: bytes) -> None:
+        self.call = call
+        self.what = what
+        self.payload = payload
+
+    def body(self) -> ev.ValueConverted:
+        return ev.ValueConverted(self.call, self.what, msgspec.Raw(self.payload))
+
+    def text(self) -> str:
+        return f"conversion of {self.what}"
+
+    def compare(self, recorded: ev.ValueConverted) -> tuple[str, bool]:
+        return ("", False) if recorded.what == self.what else ("converted value", False)
+
+
 class ChildCall(Command):
     """A child run, from its start to its end."""
 
@@ -313,7 +342,7 @@ class ChildCall(Command):
         return ev.ChildStarted(self.call, self.run, target.name, digest, target.on_parent_end, preview, self.source)
 
     def text(self) -> str:
-        return f"child run {self.run} of {self.target.name}({preview_of(self.arguments)})"
+        return f"child run {self.run} of {self.target.name}({without_internals(preview_of(self.arguments))})"
 
     def digest(self) -> str:
         return self.arguments.digest
@@ -473,17 +502,5 @@ def preview_of(arguments: Arguments, most: int = PREVIEW_BYTES) -> str:
 
 
 def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:
-    """Decode a signal's value and check that it is of the type that the code asked for."""
-    return fitting(codec.decode(payload, types), annotation)
-
-
-def fitting(value: Any, annotation: Any) -> Any:
-    """Return a decoded value as the type that the code asked for. Raises `NotDecodable` if it is of another."""
-    if annotation in (Any, object):
-        return value
-    try:
-        return msgspec.convert(value, annotation, strict=True)
-    except msgspec.ValidationError as refused:
-        raise NotDecodable(f"not a {types_text(annotation)}: {refused}") from None
-    except TypeError:
-        return value  # a type that msgspec does not know; the codec's own check has passed
+    """Decode what was sent, as the type that is asked for. Raises `NotDecodable` if it cannot be that."""
+    return converted(codec.decode(payload, types), annotation).value

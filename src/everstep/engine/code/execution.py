@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from everstep.codec import ANY, Codec
+from everstep.codec import PLAIN, Codec, Types, converted, is_same
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, code_here, persons_line, where_is
 from everstep.effects.witnesses import Taken
@@ -30,6 +30,7 @@ from everstep.engine.code.commands import (
     CancelStep,
     ChildCall,
     Command,
+    ConvertValue,
     Keyed,
     PublishValue,
     StartTimer,
@@ -45,7 +46,7 @@ from everstep.engine.code.signals import Receiving
 from everstep.engine.code.unwinding import refuse, unwind
 from everstep.engine.code.workflow import Workflow
 from everstep.engine.history.kept import Kept
-from everstep.errors import IdConflict, Misuse, RunCancelled
+from everstep.errors import IdConflict, Misuse, NotDecodable, NotEncodable, RunCancelled
 from everstep.model import events as ev
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
@@ -53,6 +54,7 @@ from everstep.model.untrusted import is_a, is_refusal, text_of
 
 _NONE: frozenset[Any] = frozenset()
 _NO_CHILDREN: Mapping[int, str] = MappingProxyType({})
+_NO_CONVERSIONS: Mapping[int, ev.ValueConverted] = MappingProxyType({})
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
 
@@ -111,6 +113,10 @@ class Execution:
         """In a fork: the ids that the other run gave its children."""
         self.followed: Followed | None = None
         """In the replay of a graph: its recorded definition, and the edges that it took."""
+        self.conversions: Mapping[int, ev.ValueConverted] = _NO_CONVERSIONS
+        """In a replay: what plain data became when it was first converted, by call."""
+        self.rejected: Set[int] = _NONE
+        """In a replay: the numbers of the signals that the code did not take."""
         self.new_patches: Sequence[str] = ()
         """Names that the code has asked `patched` about since it last settled."""
         self.refusal: BaseException | None = None
@@ -146,6 +152,8 @@ class Execution:
         payload = self.payload(started.arguments, started.arguments_ref)
         args, kwargs = self.codec.decode_arguments(self.workflow.signature, payload)
         calls.check_arguments(self.workflow.signature, args, kwargs)
+        if started.unchecked and (self.conversions or not self.replaying):
+            args, kwargs = self._as_declared(args, kwargs)
         context = self._new_context()
         if self.workflow.is_async:
             coroutine = self.workflow.function(*args, **kwargs)
@@ -153,6 +161,44 @@ class Execution:
             coroutine = on_greenlet(functools.partial(self.workflow.function, *args, **kwargs))
         self.main = self.loop.create_main(coroutine, "main", context)
         self.loop.drain()
+
+    def _as_declared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Make arguments what the parameters are declared as: the run was started where its code was not known."""
+        signature = self.workflow.signature
+        placed, named = list(args), dict(kwargs)
+        for place, name, annotation in signature.declared(args, kwargs):
+            given: Any = placed if isinstance(place, int) else named
+            try:
+                given[place] = self.convert(
+                    given[place], signature.arguments, annotation, f"argument {name}", always=True
+                )
+            except NotDecodable as refused:
+                raise NotDecodable(f"the argument {name} is {refused}") from None
+        return tuple(placed), named
+
+    def convert(self, value: Any, types: Types, annotation: Any, what: str, *, always: bool = False) -> Any:
+        """Return a decoded value as the type that the code declares. Raises `NotDecodable` if it cannot be that.
+
+        If code of the type has a say in it (a validator, a default), its answer is recorded: it need not be the same in
+        a replay. `always`: what became another value is recorded in any case.
+        """
+        recorded = self.conversions.get(self._calls + 1)
+        if recorded is not None:
+            payload = self.payload(recorded.value, recorded.ref)
+        else:
+            if always and self.replaying:
+                return value  # nothing is recorded of it, so it is as it was given
+            made = converted(value, annotation)
+            if not (made.ran_code or always):
+                return made.value
+            try:
+                payload = self.codec.encode(made.value, types, what)
+                if is_same(self.codec.encode(value, types, what), payload):
+                    return made.value
+            except NotEncodable as refused:
+                raise NotDecodable(str(refused)) from None
+        self.issue(ConvertValue(self.next_call(), what, payload))
+        return self.codec.decode(payload, types)
 
     @property
     def receiving(self) -> "Receiving":
@@ -235,7 +281,19 @@ class Execution:
                     payload = self.lookup(body.ref) if body.ref else body.value
                     value = self.codec.decode(payload, call.target.signature.result)
                 is_adopted = body.__class__ is ev.StepCompleted and body.adopted
-                future.set_result(calls.as_declared(value, call.target) if is_adopted else value)
+                future.set_result(self._adopted(value, call.target) if is_adopted else value)
+
+    def _adopted(self, value: Any, step: Step) -> Any:
+        """Return an outcome that a person or a probe gave, perhaps as plain data, as the type that the step returns."""
+        annotation = step.signature.annotations.get("return", Any)
+        what = f"outcome of {step.name}"
+        recorded = self.conversions.get(self._calls + 1)
+        if self.replaying and (recorded is None or recorded.what != what):
+            return calls.as_declared(value, step)  # no code of the type had a say in it
+        try:
+            return self.convert(value, step.signature.result, annotation, what)
+        except NotDecodable:
+            return value
 
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
@@ -479,7 +537,7 @@ class Execution:
         """Publish a value that anyone can read once it is durable."""
         self.require_live()
         try:
-            payload = self.codec.encode(value, ANY, f"publish({name!r})")
+            payload = self.codec.encode(value, PLAIN, f"publish({name!r})")
         except (MemoryError, OSError) as error:
             self.note_refusal(error)
             raise
@@ -532,6 +590,10 @@ class Execution:
     def note_ahead(self, checkpoints: Checkpoints | None, followed: Followed | None) -> None:
         """Later events of the history say which checkpoints the code takes, and which edges of its graph."""
         self.checkpoints, self.followed = checkpoints or self.checkpoints, followed
+
+    def note_conversions(self, conversions: Mapping[int, ev.ValueConverted], rejected: Set[int]) -> None:
+        """What the history says of the values that were sent: what they became, and which the code did not take."""
+        self.conversions, self.rejected = conversions, rejected
 
     def note_begun(self, calls: Set[int]) -> None:
         """Note the open steps that were begun, at the end of the replay."""

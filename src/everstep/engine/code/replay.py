@@ -29,7 +29,12 @@ from everstep.model.exchange_events import APPROVAL
 from everstep.model.forked import copied_events, switches
 from everstep.model.untrusted import described
 
-LOOKED_FOR: Final = frozenset({"patched", "run_resolved", "run_retried", "checkpoint_taken", "graph_started"})
+LOOKED_FOR: Final = frozenset(
+    {
+        *("patched", "run_resolved", "run_retried", "checkpoint_taken", "graph_started"),
+        *("value_converted", "signal_rejected", "request_answered"),
+    }
+)
 """Events that say something about earlier ones, or that the code is told before it comes there."""
 
 COMPARED: Final = frozenset({"approval_asked", "request_answered", "run_completed"})
@@ -78,6 +83,11 @@ def followed_by(history: Sequence[Recorded], void: Set[int]) -> Followed | None:
         elif kind == "graph_moved" and found is not None and seq not in void:
             found.moves[body.after] = body
     return found
+
+
+def is_rejection(event: Recorded) -> bool:
+    """Tell whether what was sent is no value of the type that the code asked for."""
+    return event.kind == "signal_rejected" or (event.kind == "request_answered" and event.body.refused == "type")
 
 
 def follow_id(execution: Execution, asked: Any, id: str) -> None:
@@ -212,6 +222,11 @@ class Replay:
                 taken.append(event)
                 if checkpoint is not None and event.seq == checkpoint.seq:
                     self._retried = checkpoint.part.branch  # also those that are left out
+        counting = [event for event in self.history if event.seq not in self._void]
+        self.execution.note_conversions(
+            {event.body.call: event.body for event in counting if event.kind == "value_converted"},
+            {event.body.number for event in counting if is_rejection(event)},
+        )
         checkpoints: Checkpoints | None = None
         if taken := [event for event in taken if event.seq not in self._void]:
             self._first_checkpoint = self._first_checkpoint or taken[0].seq

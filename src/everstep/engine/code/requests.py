@@ -9,7 +9,7 @@ import msgspec
 
 from everstep.codec import ANY, Types, is_same, types_of, types_text
 from everstep.effects.surroundings import persons_line
-from everstep.engine.code.commands import Command, decode_signal
+from everstep.engine.code.commands import Command
 from everstep.engine.code.loop import WorkflowFuture
 from everstep.errors import Misuse, NotDecodable, RequestRefused
 from everstep.model import events as ev
@@ -152,7 +152,11 @@ class Requests:
                 continue
             asked = arrived.popleft()
             try:
-                value = decode_signal(execution.codec, asked.payload, *command.types)
+                if asked.number in execution.rejected:
+                    raise NotDecodable("the code did not take it")
+                types, annotation = command.types
+                given = execution.codec.decode(asked.payload, types)
+                value = execution.convert(given, types, annotation, f"request {name}")
             except NotDecodable as refused:
                 error = RequestRefused(f"The request {name!r} was refused: {refused}")
                 payload = execution.codec.encode_error(error)

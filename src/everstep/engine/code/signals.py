@@ -79,7 +79,7 @@ class Receiving:
                 continue
             number, payload = signals.popleft()
             try:
-                value = command.decode(execution.codec, payload)
+                value = command.value_of(execution, number, payload)
             except NotDecodable as refused:
                 execution.issue(RejectSignal(execution.next_call(), name, number, str(refused)))
                 continue

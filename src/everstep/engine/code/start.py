@@ -2,17 +2,19 @@
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import Arguments
+from everstep.codec import Arguments, Codec, as_declared
 from everstep.engine.code.workflow import NamedWorkflow, Workflow
 from everstep.engine.history.clock import SECOND
 from everstep.engine.history.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.history.restored import restores_in
 from everstep.engine.history.verify import preview_text
+from everstep.errors import NotDecodable, WrongType
 from everstep.model.accounts import accounts_of
 from everstep.model.budgets import Allotment
 from everstep.model.carried import Carried
@@ -26,6 +28,7 @@ from everstep.model.status import Status
 from everstep.stores.protocol import NewRun, RunRow
 from everstep.stores.rows.queues import DEFAULT_QUEUE
 
+NO_NAMES: Final[Mapping[str, Any]] = MappingProxyType({})
 PYTHON: Final = ".".join(str(part) for part in sys.version_info[:3])
 
 
@@ -70,8 +73,29 @@ def _started(
         life=origin.life,
         chain=origin.chain.id,
         unseen=origin.unseen,
+        unchecked=isinstance(workflow, NamedWorkflow),
     )
     return body, payloads
+
+
+def start_arguments(
+    codec: Codec, target: "Workflow | NamedWorkflow", args: Sequence[Any], kwargs: Mapping[str, Any] = NO_NAMES
+) -> Arguments:
+    """Return the arguments of a start, each as it is declared. Raises `WrongType` for one that cannot be that."""
+    placed, named = list(args), dict(kwargs)
+    for place, name, annotation in target.signature.declared(args, kwargs):
+        if annotation is Any:
+            continue
+        given: Any = placed if isinstance(place, int) else named
+        try:
+            given[place] = as_declared(given[place], annotation)
+        except NotDecodable as refused:
+            if given[place] is None and target.signature.may_be_none(name):
+                continue
+            raise WrongType(
+                f"{target.name}: the argument {name} is {refused}. Nothing was started.", str(refused)
+            ) from None
+    return codec.encode_arguments(target.signature, tuple(placed), named, target.name)
 
 
 def refuse_start_options(priority: Any, delay: Any, tags: Any, queue: Any = None) -> None:

@@ -3,7 +3,7 @@
 import sys
 from typing import Any, Final
 
-from everstep.codec import ANY
+from everstep.codec import PLAIN
 from everstep.effects.body import StepBody
 from everstep.effects.surroundings import CURRENT, persons_line
 from everstep.engine.code.commands import Command
@@ -26,7 +26,7 @@ class Stream:
             current.take_entry(self.name, value)
         elif isinstance(current, Execution):
             current.require_live()
-            payload = current.codec.encode(value, ANY, f"an entry of the stream {self.name!r}")
+            payload = current.codec.encode(value, PLAIN, f"an entry of the stream {self.name!r}")
             check_size(self.name, payload)
             current.issue(AppendEntry(current.next_call(), self.name, payload, persons_line(sys._getframe(1))))
         else:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from everstep.codec import without_internals
 from everstep.engine.history.verify import Recorded
 from everstep.model.contracts import KEPT
 from everstep.model.events import ENDS
@@ -13,6 +14,7 @@ COMMANDS: Final = frozenset(
         "timer_started",
         "signal_awaited",
         "signal_rejected",
+        "value_converted",
         "child_started",
         "child_cancelled",
         "value_published",
@@ -61,11 +63,13 @@ def recorded_text(event: Recorded) -> str:
     if kind == "run_started":
         return f"start of {body.workflow}"
     if kind in ("step_started", "key_taken"):
-        return f"step {event.step}({HIDDEN if body.secret else body.preview}) [{body.effect}]"
+        return f"step {event.step}({HIDDEN if body.secret else without_internals(body.preview)}) [{body.effect}]"
     if kind == "timer_started":
         return f"timer of {body.duration / 1e6:g} s"
     if kind == "signal_awaited":
         return f"receive {body.name!r} as {body.type}"
+    if kind == "value_converted":
+        return f"conversion of {body.what}"
     if kind == "request_awaited":
         return f"requests {body.name!r} as {body.type}"
     if kind == "request_answered":
@@ -75,7 +79,7 @@ def recorded_text(event: Recorded) -> str:
     if kind == "stream_appended":
         return f"entry of stream {body.name!r}"
     if kind == "child_started":
-        return f"child run {body.run} of {body.workflow}({body.preview})"
+        return f"child run {body.run} of {body.workflow}({without_internals(body.preview)})"
     if kind == "value_published":
         return f"publish {body.name!r}"
     if kind == "checkpoint_taken":

@@ -7,6 +7,7 @@ cannot be asked; its marker is its probe, and an attempt that still acts cannot 
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Iterable
 from contextvars import Context
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import error_facts
+from everstep.codec import as_declared, error_facts
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
@@ -25,7 +26,7 @@ from everstep.engine.history.clock import Alarm, microseconds, set_alarm
 from everstep.engine.run.acting import process_of, where_in_process, whereabouts
 from everstep.engine.run.bodies import Attempt
 from everstep.engine.run.holds import in_doubt_report
-from everstep.errors import NotDone, NotEncodable, StoreError
+from everstep.errors import NotDecodable, NotDone, NotEncodable, StoreError
 from everstep.model import events as ev
 from everstep.model.contracts import UNSEEN
 from everstep.model.crash_points import crash_point
@@ -199,6 +200,8 @@ class Doubts:
         """Record the probe's value as the step's outcome, without running it."""
         driver = self._driver
         try:
+            with contextlib.suppress(NotDecodable):  # then it stays as it is
+                value = as_declared(value, call.target.signature.annotations.get("return", Any))
             payload = driver.app.codec.encode(value, call.target.signature.result, f"the probe of {call.step}")
         except NotEncodable as refused:
             self._ask_later(call, Unknown(str(refused)))

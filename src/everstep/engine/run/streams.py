@@ -9,6 +9,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from everstep.codec import PLAIN
 from everstep.engine.code.streams import AppendEntry, check_size
 from everstep.engine.history.journal import packed
 from everstep.errors import StoreError, StreamLimit
@@ -78,7 +79,7 @@ class Streams:
     def take(self, attempt: "Attempt", name: str, value: Any) -> None:
         """Buffer an entry of a body."""
         app = self._driver.app
-        payload = app.codec.encode(value, where=f"an entry of the stream {name!r}")
+        payload = app.codec.encode(value, PLAIN, f"an entry of the stream {name!r}")
         check_size(name, payload)
         entry = _Gathered(attempt, name, payload, app.clock.now())
         with self._lock:

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import ANY, meaning_digest, plain_type
+from everstep.codec import PLAIN, converted, fields_only, meaning_digest
+from everstep.codec.canonical import canonical_json
 from everstep.engine.code.approvals import arguments_payload, is_about
-from everstep.engine.code.commands import fitting
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, load_now, refuse_no_status
 from everstep.engine.process.host import Host
 from everstep.engine.verbs.runs import existing_row
+from everstep.engine.verbs.wanted import type_named
 from everstep.errors import ApprovalConflict, Damaged, NotDecodable, NotReadable, RunEnded, UnknownRun
 from everstep.model.crash_points import crash_point
 from everstep.model.exchange_events import APPROVAL
@@ -114,7 +115,7 @@ def _approval(store: Store, row: RunRow, body: Any, at: int, rejected: int) -> A
     arguments, digest = HIDDEN, body.arguments
     if not body.secret:
         payload = restore_payload(store.payload(row.id, body.ref), body.ref) if body.ref else bytes(body.value)
-        arguments, digest = msgspec.json.decode(payload)[0], meaning_digest(payload)
+        arguments, digest = fields_only(msgspec.json.decode(payload)[0]), meaning_digest(payload)
     return Approval(
         run=row.id,
         workflow=row.workflow,
@@ -136,13 +137,13 @@ async def approve(
 ) -> Approval:
     """Answer an approval of a run, and return it."""
     asked = await app.read(_chosen, app, run, what, id)
-    if arguments is not NOT_GIVEN and not is_about(asked.digest, arguments_payload(app.codec, arguments, asked.what)):
+    if arguments is not NOT_GIVEN and not _is_about(asked, arguments_payload(app.codec, arguments, asked.what)):
         raise ApprovalConflict(
             f"The approval {asked.id} of run {run} ({asked.what}) is about other arguments than these: look again "
             "with `everstep approvals`."
         )
     given = {"answer": answer, "by": by} | ({"note": note} if note else {})
-    payload = app.codec.encode(given, ANY, f"the answer to {asked.what!r}")
+    payload = app.codec.encode(given, PLAIN, f"the answer to {asked.what!r}")
     _refuse_other_type(app, asked, answer, payload)
     number = f":{asked.rejected}" if asked.rejected else ""
     post = Post(run, "signal", APPROVAL + asked.id, f"{APPROVAL}{asked.id}{number}", payload, app.clock.now())
@@ -158,6 +159,14 @@ async def approve(
     crash_point("delivery.posted")
     app.wake(run)
     return asked
+
+
+def _is_about(asked: Approval, payload: bytes) -> bool:
+    """Return True if an approval is about these arguments: of equal digest, or the same as is shown of them."""
+    if is_about(asked.digest, payload):
+        return True
+    shown = fields_only(msgspec.json.decode(payload)[0])
+    return not asked.secret and canonical_json(shown) == canonical_json(asked.arguments)
 
 
 def _chosen(app: Host, run: str, what: str | None, id: str | None) -> Approval:
@@ -215,8 +224,8 @@ def _answered(store: Store, run: str, id: str, what: str) -> ApprovalConflict:
 def _refuse_other_type(app: Host, asked: Approval, answer: Any, payload: bytes) -> None:
     """Refuse an answer at once that the run would reject.
 
-    A type of built-in parts is known by its text. A class is known only where the code is, so if the run is not driven
-    here it is the run that rejects an answer of another type.
+    A type of built-in parts is known by its text, and a class where the workflow's code is. Elsewhere it is the run
+    that rejects an answer of another type.
     """
     wanted = _PLAIN.get(asked.type)
     if wanted is not None and not (isinstance(answer, wanted) and isinstance(answer, bool) <= (asked.type == "bool")):
@@ -228,8 +237,8 @@ def _refuse_other_type(app: Host, asked: Approval, answer: Any, payload: bytes) 
     try:
         if waiting is not None:
             waiting.decode(app.codec, payload)
-        elif wanted is None and (known := plain_type(asked.type)) is not ...:
-            fitting(app.codec.decode(payload)["answer"], known)
+        elif wanted is None and (known := type_named(asked.workflow, asked.type)) is not ...:
+            converted(app.codec.decode(payload)["answer"], known)
     except NotDecodable as refused:
         raise ApprovalConflict(
             f"The approval {asked.id} of run {asked.run} ({asked.what}) wants a {asked.type}, and this is {refused}."

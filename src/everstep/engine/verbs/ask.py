@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.codec import ANY, is_same, types_of
+from everstep.codec import ANY, PLAIN, is_same, types_of
 from everstep.engine.code.commands import decode_signal
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import (
@@ -36,7 +36,7 @@ from everstep.stores.protocol import Delivery, NotPosted, Post, Posted, RunRow
 async def ask(app: Host, run: str, name: str, value: Any, *, id: str | None, answer: Any, timeout: float | None) -> Any:
     """Put a request into a run's inbox and wait for its answer."""
     checked_type("answer", answer)
-    payload = app.codec.encode(value, ANY, f"the request {name!r}")
+    payload = app.codec.encode(value, PLAIN, f"the request {name!r}")
     id = checked_delivery_id(id, "request", 200) or f"{app.randomness.getrandbits(128):032x}"
     post = Post(checked_run_id(run), "request", checked_name(name, "request"), id, payload, app.clock.now())
     try:

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import ANY
+from everstep.codec import PLAIN
 from everstep.engine.code.execution import OUTCOMES
-from everstep.engine.code.start import new_entropy
+from everstep.engine.code.start import new_entropy, start_arguments
 from everstep.engine.code.workflow import DECLARED
 from everstep.engine.history.calls import WHAT_IS_LOST, Calls
 from everstep.engine.history.effects import Crossed, Relied, effects_since
@@ -288,12 +288,12 @@ def _noted(event: Recorded, started: ev.RunStarted) -> ev.Body:
 def _arguments(app: Host, workflow: str, args: Sequence[Any], payloads: dict[str, bytes]) -> dict[str, Any]:
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise Misuse("args= is the list of all arguments of the workflow.")
-    signature = DECLARED.named(workflow).signature
+    target = DECLARED.named(workflow)
     try:
-        signature.normalise(tuple(args), {})
+        target.signature.normalise(tuple(args), {})
     except TypeError as error:
         raise Misuse(f"args= is the list of all arguments of the workflow: {error}.") from None
-    encoded = app.codec.encode_arguments(signature, tuple(args), {}, workflow)
+    encoded = start_arguments(app.codec, target, args)
     raw, ref = _packed(encoded.payload, payloads)
     return {"arguments": raw, "arguments_ref": ref, "digest": encoded.digest}
 
@@ -301,7 +301,7 @@ def _arguments(app: Host, workflow: str, args: Sequence[Any], payloads: dict[str
 def _edited(app: Host, run: str, event: Recorded, value: Any, payloads: dict[str, bytes]) -> tuple[str, ev.Body]:
     """Return the outcome that replaces a recorded one."""
     body = event.body
-    raw, ref = _packed(app.codec.encode(value, ANY, "the outcome"), payloads)
+    raw, ref = _packed(app.codec.encode(value, PLAIN, "the outcome"), payloads)
     if event.kind in ("step_completed", "step_failed"):
         given = ev.StepCompleted(body.call, raw, ref, body.attempt, body.seconds, adopted=True, early=body.early)
         given.secret, given.charged = body.secret, body.charged

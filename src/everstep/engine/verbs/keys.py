@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.codec import ANY
+from everstep.codec import PLAIN
 from everstep.effects.atomic import in_transaction
 from everstep.effects.databases import Database, Transaction
 from everstep.engine.history.clock import microseconds
@@ -27,7 +27,7 @@ async def free(app: Host, key: str, note: str, by: str) -> None:
 
 async def settle(app: Host, key: str, value: Any, note: str, by: str) -> None:
     """Give an outcome to a key that was left in doubt; every step that asks for the key shares it."""
-    payload = app.codec.encode(value, ANY, f"the outcome of {key!r}")
+    payload = app.codec.encode(value, PLAIN, f"the outcome of {key!r}")
     row = await app.read(app.store.effect, key)
     seal = app.store.chain.seal(payload, key, row.step, row.arguments) if row is not None else ""
     await _settle(app, SettleKey(key, app.clock.now(), packed(payload), seal, by, note))

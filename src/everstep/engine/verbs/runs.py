@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.codec import ANY, is_same
+from everstep.codec import PLAIN, is_same
 from everstep.engine.code.replay import refuse_copied
 from everstep.engine.history.calls import Calls
 from everstep.engine.history.effects import (
@@ -45,6 +45,7 @@ from everstep.engine.run.units import (
     standing_after,
 )
 from everstep.engine.verbs.repair import repair
+from everstep.engine.verbs.wanted import refuse_wrong_type
 from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive, RunEnded, RunHeld
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -72,13 +73,14 @@ from everstep.stores.rows.keys import KeyChanges
 async def signal(app: Host, run: str, name: str, value: Any, id: str | None) -> bool:
     """Put a signal into a run's inbox. Returns True if it was not there before."""
     post = signal_post(app, run, name, value, id)
+    await refuse_wrong_type(app, post)
     return await _post(app, post, "signalled")
 
 
 def signal_post(app: Host, run: str, name: str, value: Any, id: str | None) -> Post:
     """Return a signal for a run's inbox."""
     name = checked_name(name, "signal")
-    payload = app.codec.encode(value, ANY, f"the signal {name!r}")
+    payload = app.codec.encode(value, PLAIN, f"the signal {name!r}")
     return Post(checked_run_id(run), "signal", name, checked_delivery_id(id, "signal", 500), payload, app.clock.now())
 
 
@@ -315,7 +317,7 @@ async def resolve(
         await repair(app, run, note=note, by=by)
         return
     await app.read(readable_row, app, run)
-    payload = app.codec.encode(value, ANY, "the value for --skip") if resolution in ("skip", "done") else b""
+    payload = app.codec.encode(value, PLAIN, "the value for --skip") if resolution in ("skip", "done") else b""
     claimed = await _claim(app, run, ("held",))
     if claimed is None:
         raise HoldConflict(f"Hold {chosen.id} was resolved by another process just now.")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from everstep.engine.code.start import start_arguments
 from everstep.engine.code.workflow import NamedWorkflow, Workflow, target_of
 from everstep.engine.history.clock import microseconds
 from everstep.engine.history.restored import restores_in
@@ -288,7 +289,7 @@ def _definition(
     times: Mapping[str, float | timedelta],
     options: Mapping[str, Any],
 ) -> Definition:
-    arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
+    arguments = start_arguments(app.codec, target, args)
     micros: dict[str, Any] = {
         name: microseconds(_checked_time(name, value.total_seconds() if isinstance(value, timedelta) else value))
         for name, value in times.items()

@@ -8,16 +8,18 @@ from typing import Any
 
 import msgspec
 
-from everstep.codec import Arguments
-from everstep.engine.code.start import Origin, new_run, refuse_start_options
+from everstep.codec import Arguments, is_equal, without_internals
+from everstep.engine.code.start import Origin, new_run, refuse_start_options, start_arguments
 from everstep.engine.code.workflow import NamedWorkflow, Workflow, new_run_id
 from everstep.engine.history.clock import microseconds
-from everstep.engine.history.verify import check_ends, refuse_deleted, refuse_unreadable
+from everstep.engine.history.journal import restore_payload
+from everstep.engine.history.verify import check_ends, event_at, refuse_deleted, refuse_unreadable
 from everstep.engine.process.host import Host
 from everstep.engine.verbs import runs
 from everstep.engine.verbs.repair import damaged_hold
 from everstep.engine.verbs.runs import signal_post, told_of_post
-from everstep.errors import IdConflict, Misuse, RunActive
+from everstep.engine.verbs.wanted import refuse_wrong_type_at_once
+from everstep.errors import IdConflict, Misuse, NotDecodable, RunActive
 from everstep.model.budgets import allotment_of
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_run_id
@@ -41,7 +43,7 @@ def unowned_run(
     refuse_start_options(priority, delay, tags, queue)
     at = app.clock.now()
     run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
-    arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
+    arguments = start_arguments(app.codec, target, args)
     new = new_run(
         target,
         run,
@@ -58,15 +60,37 @@ def unowned_run(
     return new, arguments
 
 
-def attach(row: RunRow, target: Workflow | NamedWorkflow, arguments: Arguments, policy: str) -> None:
+def has_arguments(app: Host, row: RunRow, target: Workflow | NamedWorkflow, arguments: Arguments) -> bool:
+    """Return True if a run was started with equal arguments.
+
+    Equal digests say so. Others do not: a model is equal whether a field was given or has its default, and a run that
+    was started by name has plain data.
+    """
+    if row.arguments == arguments.digest:
+        return True
+    started = event_at(app.store, row, 1).body
+    ref = started.arguments_ref
+    stored = restore_payload(app.store.payload(row.id, ref), ref) if ref else bytes(started.arguments)
+    if is_equal(stored, arguments.payload):
+        return True
+    try:
+        args, kwargs = app.codec.decode_arguments(target.signature, stored)
+        return is_equal(start_arguments(app.codec, target, args, kwargs).payload, arguments.payload)
+    except (NotDecodable, Misuse):
+        return False
+
+
+def attach(app: Host, row: RunRow, target: Workflow | NamedWorkflow, arguments: Arguments, policy: str) -> None:
     """Accept an existing run if it is the same, and the caller allows that."""
     refuse_unreadable(row)
     if policy == "fail":
         raise IdConflict(f"The run {row.id} exists already ({row.status}), and on_existing is 'fail'.")
     if row.workflow != target.name:
         raise IdConflict(f"The id {row.id} belongs to a run of {row.workflow}, not of {target.name}. Use another id.")
-    if row.arguments != arguments.digest:
-        raise IdConflict(f"The run {row.id} exists with other arguments ({row.preview}). Use another id.")
+    if not has_arguments(app, row, target, arguments):
+        raise IdConflict(
+            f"The run {row.id} exists with other arguments ({without_internals(row.preview)}). Use another id."
+        )
 
 
 def start_in(
@@ -84,7 +108,7 @@ def start_in(
         raise verdict.error
     if isinstance(verdict, Existing):
         refuse_deleted(app.store, verdict.row)
-        attach(verdict.row, target, arguments, policy)
+        attach(app, verdict.row, target, arguments, policy)
     crash_point("outbox.written")
     return new.row.id
 
@@ -93,6 +117,7 @@ def signal_in(app: Host, run: str, name: str, value: Any, id: str | None, connec
     """Send a signal in the caller's transaction: it is sent if and only if that is committed."""
     app.refuse_when_failed()
     post = signal_post(app, run, name, value, id)
+    refuse_wrong_type_at_once(app, post)
     (verdict,) = app.store.write_in(connection, [post])
     is_new = told_of_post(app, post, verdict, "signalled")
     crash_point("outbox.written")
@@ -107,7 +132,7 @@ async def start_named(app: Host, target: NamedWorkflow, args: Sequence[Any], pol
     verdict = await app.committer.submit(StartRun(new))
     if isinstance(verdict, Existing):
         await app.read(refuse_deleted, app.store, verdict.row)
-        attach(verdict.row, target, arguments, policy)
+        await app.read(attach, app, verdict.row, target, arguments, policy)
     return new.row.id
 
 
@@ -129,10 +154,10 @@ async def existing_run(app: Host, row: RunRow, workflow: Workflow, arguments: Ar
     if policy == "restart":
         await restart(app, row, workflow, arguments)
         return
-    if row.arguments != arguments.digest:
+    if not await app.read(has_arguments, app, row, workflow, arguments):
         raise IdConflict(
-            f"The run {row.id} exists with other arguments ({row.preview}). Use another id, or on_existing='restart' "
-            "once it has ended."
+            f"The run {row.id} exists with other arguments ({without_internals(row.preview)}). Use another id, or "
+            "on_existing='restart' once it has ended."
         )
     if policy == "retry" and row.status == "failed":
         try:
