@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from everstep import step, workflow
 from everstep.cli import main
-from everstep.errors import Damaged, Misuse, StoreUnusable
+from everstep.errors import Damaged, Misuse, RunHeld, StoreUnusable
 from tests.engine.resume_helpers import Machine
 
 
@@ -87,6 +87,24 @@ async def test_a_damaged_report_of_a_hold_is_no_error_of_pythons_own(machine: Ma
     assert (after.status, after.owner, after.head_seq) == ("held", None, before.head_seq), "it can be resolved later"
     for words in (["holds"], ["show", "r"], ["resolve", "r", "--done", "1"], ["holds", "--json"]):
         assert "held" in await told(*words, "--url", str(machine.path)) or words[0] != "show"
+
+
+async def test_a_hold_that_has_lost_its_resolutions_is_no_error_of_pythons_own(machine: Machine) -> None:
+    _, run = await machine.start(paying, id="r")
+    await machine.until_status("r", "held")
+    machine.sql("UPDATE holds SET resolutions = '[]'")
+    with pytest.raises(RunHeld, match=r"See `everstep holds`\.$"):
+        await run.result()
+
+
+async def test_a_damaged_row_of_a_hold_is_named_with_its_run(machine: Machine) -> None:
+    app, run = await machine.start(paying, id="r")
+    await machine.until_status("r", "held")
+    (hold,) = await app.holds()
+    machine.sql("UPDATE holds SET resolutions = '{'")
+    with pytest.raises(Damaged, match=f"the row of hold {hold.id} of run r is damaged"):
+        await run.result()
+    assert hold.id in await told("holds", "--url", str(machine.path))
 
 
 @pytest.mark.parametrize("generation", [2, 200_000_000, 2**62])

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,45 @@ def test_apps_on_two_threads_run_at_the_same_time(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert results == {"a": 1225, "b": 1225, "c": 1225}
+
+
+def test_a_wrong_stream_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
+    with everstep.open(url(tmp_path)) as app:
+        run = app.start(sums, [1])
+        with pytest.raises(Misuse, match="is not a name for a stream"):
+            run.stream("two words")
+        with pytest.raises(Misuse, match="after=-1"):
+            run.stream("words", after=-1)
+
+
+def test_a_blocking_app_is_not_waited_for_on_its_own_loop(tmp_path: Path) -> None:
+    @step(effect="read")
+    async def ask_in_a_body() -> int:
+        return len(app.list())
+
+    @workflow
+    async def wait_for_itself(by: str) -> int:
+        if by == "workflow":
+            return app.run(sums, [1, 2])
+        if by == "close":
+            app.close()
+        return await ask_in_a_body()
+
+    with everstep.open(url(tmp_path)) as app:
+        for by in ("workflow", "body", "close"):
+            with pytest.raises(Misuse, match="on the loop of the blocking app"):
+                app.run(wait_for_itself, by)
+        assert app.run(sums, [1, 2]) == 3
+
+
+def test_an_app_that_two_threads_close_is_closed_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for trial in range(10):
+            with everstep.open(url(tmp_path)) as app:
+                assert app.run(sums, [trial]) == trial
+                closings = [pool.submit(app.close) for _ in range(3)]
+            for closing in closings:
+                closing.result()
 
 
 def test_an_app_gives_its_runs_back_so_that_the_next_one_goes_on_at_once(tmp_path: Path) -> None:

@@ -63,6 +63,18 @@ SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(
 -- The first statement of a transaction, whatever the role's transactions are.
 SET TRANSACTION READ WRITE;
 
+-- name: may_write_from_here
+-- The same for drivers that send both at once. The savepoint is in this transaction and in no other one: whoever rolls
+-- back to it knows that it is still this one, also after an error. No body makes one of that name by accident. It has one
+-- name for all, because some releases of the server would count each name as a statement of its own.
+SET TRANSACTION READ WRITE;
+SAVEPOINT everstep_begun_5f0c83d92ab7;
+
+-- name: roll_back_to_here
+-- If the savepoint is not there, nothing is rolled back. If it is, no transaction without a guard stays open.
+ROLLBACK TO SAVEPOINT everstep_begun_5f0c83d92ab7;
+ROLLBACK;
+
 -- name: wait_at_most
 -- Before the marker is read: others are waited for so long at a time. Returns what is set for the body, what may end its
 -- session or cancel its statements, whether the guard is checked, and which server this is.

@@ -99,11 +99,13 @@ class PsycopgTransaction(PostgresTransaction):
         was_closed = self.connection.closed and not self.connection.broken
         if was_closed or status == psycopg.pq.TransactionStatus.IDLE:
             return ENDED
-        if not returned:  # after an error there is a transaction still, which has failed
-            return ""
         if status == psycopg.pq.TransactionStatus.ACTIVE:
-            return "a statement of its body still runs: wait for it"
-        return "" if status == psycopg.pq.TransactionStatus.INTRANS else WENT_ON
+            return "a statement of its body still runs: wait for it" if returned else ""
+        if returned and status == psycopg.pq.TransactionStatus.INTRANS:
+            return ""
+        if self.connection.closed:
+            return WENT_ON if returned else ""
+        return await self.rolled_back() or (WENT_ON if returned else "")
 
     def is_own(self, error: BaseException) -> bool:
         """Tell whether an error is one of this connection."""

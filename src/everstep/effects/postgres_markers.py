@@ -45,6 +45,7 @@ WROTE: Final = "its body wrote to everstep_markers, which belongs to Everstep"
 SERIALIZATION, DEADLOCK, LOCKED = "40001", "40P01", "55P03"
 MADE_AT_ONCE: Final = frozenset({"23505", "42P06", "42P07"})
 FORBIDDEN, ABORTED, ONLY_READS, IN_USE, CANCELLED = "42501", "25P02", "25006", "55006", "57014"
+NO_SAVEPOINT, NO_TRANSACTION = "3B001", "25P01"
 LIMITS: Final = {
     "25P03": "idle_in_transaction_session_timeout",
     "25P04": "transaction_timeout",
@@ -129,6 +130,9 @@ def own_statement() -> Iterator[None]:
 class PostgresTransaction(abc.ABC):
     """An open transaction. Its methods are coroutines; with a driver that blocks they wait for nothing."""
 
+    has_savepoint = True
+    """Whether it begins with a savepoint. Not by SQLAlchemy: some of its drivers send one statement at a time."""
+
     def __init__(self, place: Place, *, durable: bool = True) -> None:
         self._place = place
         self._durable = durable
@@ -143,7 +147,7 @@ class PostgresTransaction(abc.ABC):
 
     async def begin(self, *, makes_table: bool) -> None:
         """Begin the transaction. With `makes_table`, make the table of markers if it does not exist."""
-        await self.ask("may_write")
+        await self._may_write()
         if makes_table:
             await self._make_table()
         ((self._patience, *limits, triggers, self.server, _),) = await self.ask("wait_at_most", WAIT)
@@ -155,6 +159,17 @@ class PostgresTransaction(abc.ABC):
                 f"The role of {self._place.name} has session_replication_role=replica. Then the server does not check "
                 "the rule that keeps a body from committing by itself. Atomic steps need another role."
             )
+
+    async def _may_write(self) -> None:
+        try:
+            await self.ask("may_write_from_here" if self.has_savepoint else "may_write")
+        except Exception as error:
+            if state_of(error) == NO_TRANSACTION:
+                raise self._commits_each() from error
+            raise
+
+    def _commits_each(self) -> Misuse:
+        return Misuse(f"A connection to {self._place.name} commits each statement by itself.")
 
     async def _make_table(self) -> None:
         """Make the table of markers, if it is not there, in a transaction of its own."""
@@ -177,7 +192,7 @@ class PostgresTransaction(abc.ABC):
                 for name in ("create_markers", "index_runs", "index_guards"):
                     await self.ask(name)
             await self.commit()
-            await self.ask("may_write")
+            await self._may_write()
         except Exception as error:
             if state_of(error) in MADE_AT_ONCE:
                 raise _InTheWay from error
@@ -203,7 +218,7 @@ class PostgresTransaction(abc.ABC):
                     f"USAGE on the schema {self._place.schema}, and SELECT, INSERT, UPDATE, DELETE on its table."
                 ) from error
             if GUARD in str(error):
-                raise Misuse(f"A connection to {self._place.name} commits each statement by itself.") from error
+                raise self._commits_each() from error
             raise
         ((_, run, step, attempt, outcome, at, self._written, _),) = rows
         if not attempt:
@@ -233,6 +248,17 @@ class PostgresTransaction(abc.ABC):
             return COMMITTED
         is_ours = state_of(error) == IN_USE and "everstep_markers" in str(error)
         return WROTE if is_ours else ENDED if state_of(error) == ONLY_READS else ""
+
+    async def rolled_back(self) -> str:
+        """Roll back after an error. Returns what to say if the transaction is not the step's own, or an empty text.
+
+        Nobody can tell if the connection is lost, or if a statement still runs.
+        """
+        try:
+            await self.ask("roll_back_to_here")
+        except Exception as error:  # noqa: BLE001 - the body's error counts, whatever this one is
+            return ENDED if state_of(error) in (NO_SAVEPOINT, NO_TRANSACTION) else ""
+        return ""
 
     # -- what cut it off --------------------------------------------------------------------------------------------
     def limit_passed(self, error: BaseException) -> str:

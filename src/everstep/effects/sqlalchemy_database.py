@@ -118,6 +118,7 @@ class SqlalchemyTransaction(PostgresTransaction):
     def __init__(self, place: Place, connection: Any, maker: Any, is_async: bool) -> None:
         super().__init__(place)
         self._texts = _texts(place.schema)
+        self.has_savepoint = False
         self._connection = connection
         self._is_async = is_async
         self._maker = maker

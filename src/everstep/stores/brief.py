@@ -16,6 +16,9 @@ QUICK_SECONDS: Final = 0.01
 """A store that was slow is called on the loop again once a call on another thread took no longer than this (seconds).
 """
 
+POLL_SECONDS: Final = 0.0005
+"""How often a thread that waits only briefly looks whether a lock is free, in seconds."""
+
 R = TypeVar("R")
 
 
@@ -60,3 +63,16 @@ def acquire(lock: "threading.Lock | threading.Semaphore") -> None:
         lock.acquire()
     elif not lock.acquire(timeout=max(0.0, until - time.monotonic())):
         raise Busy
+
+
+def wait_until_free(lock: threading.Lock) -> threading.Lock:
+    """Return a lock, for a `with`, when no other thread has it. Raises `Busy` on a thread that waits only briefly.
+
+    It is not taken here: a signal's handler that raises between an `acquire` and a `try` would keep it for ever.
+    """
+    if (until := _thread.until) is not None:
+        while lock.locked():
+            if time.monotonic() >= until:
+                raise Busy
+            time.sleep(POLL_SECONDS)
+    return lock

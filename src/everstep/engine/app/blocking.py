@@ -146,6 +146,8 @@ class BlockingApp:
         """What adapters share that use this app."""
         self._asked: set[concurrent.futures.Future[Any]] = set()
         """The futures that callers wait for."""
+        self._closing = threading.RLock()
+        """Held by the thread that closes the app; a signal handler on that thread may close it, too."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="everstep-loop", daemon=True)
         try:
@@ -174,6 +176,11 @@ class BlockingApp:
 
     def wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the app's loop and wait for it. An interrupt of the wait cancels it."""
+        try:
+            self._refuse_on_its_loop()
+        except BaseException:
+            coroutine.close()
+            raise
         future = self.begin(coroutine)
         try:
             return future.result()
@@ -213,6 +220,15 @@ class BlockingApp:
                 "server that loads the application before it forks, in what that calls when a worker begins)."
             )
 
+    def _refuse_on_its_loop(self) -> None:
+        """Refuse to wait on the loop's own thread, where the loop could not do what is waited for."""
+        if threading.current_thread() is self._thread:
+            raise Misuse(
+                "This code runs on the loop of the blocking app that it calls, so the call would wait for itself, and "
+                "every run of the app with it. Workflow code calls steps, and `everstep.start` or `everstep.blocking`; "
+                "a `def` step may call the app, because it runs on a thread of its own."
+            )
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop of the app, on a thread of its own."""
@@ -232,16 +248,22 @@ class BlockingApp:
         raise AssertionError("what is done in the caller's transaction waits for nothing")
 
     def close(self, drain: float = 0.0) -> None:
-        """Give the runs back and stop."""
-        if self.is_elsewhere or self._loop.is_closed():
+        """Give the runs back and stop. A second thread that closes the app waits for the first."""
+        if self.is_elsewhere:
             return  # nothing of the app is in this process
-        try:
-            if self._opening.exception() is None:
-                self.wait(self.inner.close(drain))
-        finally:
-            self._stop_loop()
+        self._refuse_on_its_loop()
+        with self._closing:
+            if self._loop.is_closed():
+                return
+            try:
+                if self._opening.exception() is None:
+                    self.wait(self.inner.close(drain))
+            finally:
+                self._stop_loop()
 
     def _stop_loop(self) -> None:
+        if self._loop.is_closed():
+            return  # by a signal handler, in the middle of a close
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -416,9 +416,9 @@ def held_error(run: str, holds: Sequence[HoldRow], more: str = "") -> RunHeld:
     if not holds:
         return RunHeld(f"The run {run} is held.{more}")
     hold = holds[-1]
+    then = f"; then `everstep resolve {run} --{hold.resolutions[0]}` or another resolution" if hold.resolutions else ""
     return RunHeld(
-        f"The run {run} is held ({hold.reason}): {hold.summary.rstrip('.')}. "
-        f"See `everstep holds`; then `everstep resolve {run} --{hold.resolutions[0]}` or another resolution.{more}",
+        f"The run {run} is held ({hold.reason}): {hold.summary.rstrip('.')}. See `everstep holds`{then}.{more}",
         hold.id,
         hold.reason,
     )

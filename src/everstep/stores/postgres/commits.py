@@ -159,9 +159,9 @@ class Writer:
         return briefly(self._commit, operations, patient=False)
 
     def _commit(self, operations: Sequence[Operation], *, patient: bool) -> list[Verdict]:
-        if not self._lock.acquire(blocking=patient):
+        if not patient and self._lock.locked():
             raise Busy
-        try:
+        with self._lock:  # no `acquire` before a `try`: a signal's handler that raises in between would keep it
             work, compared = self._work_for(operations), self.heads.comparisons
             self._finish(work, patient)
             is_late = time.monotonic() - work.began > SLOW_SECONDS
@@ -174,8 +174,6 @@ class Writer:
                 verdicts = self._compared(work.operations, verdicts)
             if is_late:
                 verdicts = self._rechecked(work.operations, verdicts)
-        finally:
-            self._lock.release()
         if any(map(is_news, work.operations, verdicts)):
             self._tell(returns=any(map(puts_back, work.operations)))
         return verdicts

@@ -253,10 +253,13 @@ class SqlStore(ABC):
             rows = self._all("holds_of_run", run, open_only)
         else:
             rows = self._all("holds_open" if open_only else "holds_all")
+        return [self._hold(row) for row in rows]
+
+    def _hold(self, row: Row) -> HoldRow:
         try:
-            return [hold_row(row) for row in rows]
+            return hold_row(row)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Damaged(f"{self._reader.where} has a hold whose row is damaged.") from error
+            raise Damaged(f"In {self._reader.where}, the row of hold {row[0]} of run {row[1]} is damaged.") from error
 
     def _read_entropy(self) -> str:
         return self._said("store_entropy", str)

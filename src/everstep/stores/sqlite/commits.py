@@ -208,19 +208,18 @@ class Writer:
         """Do all operations in one durable transaction, each accepted or refused by itself: see `Store.commit`."""
         if not operations:
             return []
-        if not patient and monotonic() >= self._identity.look_at and self._identity.is_left_to_a_thread():
-            raise Busy
-        if not self._lock.acquire(blocking=patient):
-            raise Busy
-        try:
+        if not patient:
+            is_due = monotonic() >= self._identity.look_at
+            if (is_due and self._identity.is_left_to_a_thread()) or self._lock.locked():
+                raise Busy
+        # `with`, and no `acquire` before a `try`: a signal's handler that raises in between would keep it for ever.
+        with self._lock:
             done, verdicts = self._attempt(operations, patient)
             if not done:
                 verdicts = self._commit_singly(operations)
             if monotonic() >= self._identity.look_at and (patient or self._identity.is_left):
                 self.refuse_if_moved()
             return verdicts
-        finally:
-            self._lock.release()
 
     def refuse_if_moved(self, *, now: bool = False) -> None:
         """Raise `StoreMoved` if the path no longer leads to the open file: then nothing is acknowledged."""
@@ -317,22 +316,21 @@ class Writer:
         SQLite counts the writes of all connections except the one that asks, so the writing connection must ask. While
         it is busy the answer is left to the next call.
         """
-        if not self._lock.acquire(blocking=False):
+        if self._lock.locked():
             return False
-        try:
+        with self._lock:
             if self._failure is not None:
                 raise type(self._failure)(str(self._failure)) from self._failure
-            self.refuse_if_moved()
-            version = self._read_data_version()
+            try:
+                self.refuse_if_moved()
+                version = self._read_data_version()
+            except apsw.BusyError as error:
+                refuse_when_brief()
+                raise translated(error, self._path, writing=False) from error
+            except apsw.Error as error:
+                raise translated(error, self._path, writing=False) from error
             changed, self._data_version = version != self._data_version, version
             return changed
-        except apsw.BusyError as error:
-            refuse_when_brief()
-            raise translated(error, self._path, writing=False) from error
-        except apsw.Error as error:
-            raise translated(error, self._path, writing=False) from error
-        finally:
-            self._lock.release()
 
     def close(self) -> None:
         """Close the connection."""

@@ -12,7 +12,7 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
-from everstep.stores.brief import Busy, acquire, refuse_when_brief
+from everstep.stores.brief import Busy, refuse_when_brief, wait_until_free
 from everstep.stores.protocol import LAST
 from everstep.stores.rows.transfer import RunDump
 from everstep.stores.sql.moving import Moving
@@ -49,9 +49,9 @@ class Reader:
 
     def all(self, name: str, *parameters: object) -> list[Row]:
         """Do a statement and return its rows."""
-        self._take_lock()
         try:
-            rows: list[Row] = self._cursor.execute(self._sql[name], parameters).fetchall()
+            with self._lock_when_free():
+                rows: list[Row] = self._cursor.execute(self._sql[name], parameters).fetchall()
             self._is_slow = False
             return rows
         except apsw.BusyError as error:
@@ -64,15 +64,13 @@ class Reader:
             raise
         except apsw.Error as error:
             raise translated(error, self.where, writing=False) from error
-        finally:
-            self._lock.release()
 
-    def _take_lock(self) -> None:
-        """Wait for this connection's turn. While the file is locked, a loop waits once and not for each query."""
+    def _lock_when_free(self) -> threading.Lock:
+        """Return the lock when it is free. While the file is locked, a loop waits once and not for each query."""
         if self._is_slow:
             refuse_when_brief()
         try:
-            acquire(self._lock)
+            return wait_until_free(self._lock)
         except Busy:
             self._is_slow = True
             raise
