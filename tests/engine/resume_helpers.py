@@ -22,6 +22,7 @@ from everstep.engine.code.replay import Replayed
 from everstep.engine.code.workflow import DECLARED, Workflow
 from everstep.engine.history.verify import load_verified
 from everstep.engine.run.resume import replay
+from everstep.engine.verbs.runs import signal_post
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import HoldRow, RunRow, Store
 from everstep.stores.sqlite import SqliteStore
@@ -102,6 +103,11 @@ class Machine:
             await self.stop(app)
         if self._reader is not None:
             self._reader.close()
+
+    async def send_unseen(self, app: App, run: str, name: str, value: Any) -> None:
+        """Send a signal as a process does that cannot know what the run waits for."""
+        await app.committer.submit(signal_post(app, run, name, value, None))
+        app.wake(run)
 
     # -- looking ---------------------------------------------------------------------------------------------------
     @property

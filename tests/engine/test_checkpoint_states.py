@@ -292,6 +292,8 @@ NOT_KEPT = {
     "failures": "errors that the code still holds come from before the first checkpoint",
     "replaying": "it is about the replay",
     "unapplied": "there are none",
+    "conversions": "it is about the replay",
+    "rejected": "it is about the replay",
     "unwinding": "it is about leaving memory",
     "wants_places": "it is about the replay",
     "ended": "the code goes on",

@@ -9,9 +9,7 @@ from pydantic import BaseModel, Field
 
 import everstep
 from everstep import workflow
-from everstep.engine.app.app import App
 from everstep.engine.app.client import Client
-from everstep.engine.verbs.runs import signal_post
 from everstep.errors import Misuse, WrongType
 from tests.engine.resume_helpers import Machine
 
@@ -25,12 +23,6 @@ class Ticket(BaseModel):
 
 class Reply(BaseModel):
     ok: bool
-
-
-async def send_unseen(app: App, name: str, value: Any) -> None:
-    """Send a signal to the run `r` from where it is not known what the run waits for."""
-    await app.committer.submit(signal_post(app, "r", name, value, None))
-    app.wake("r")
 
 
 @workflow
@@ -107,7 +99,7 @@ async def test_what_does_not_fit_is_rejected_and_the_next_counts_in_every_life(m
     await machine.clock.rest(app)
     await machine.stop(app)
     app = await machine.boot()
-    await send_unseen(app, "reply", {"ok": "perhaps"})
+    await machine.send_unseen(app, "r", "reply", {"ok": "perhaps"})
     worker = await machine.worker()
     await machine.clock.rest(worker)
     (body,) = machine.bodies("r", "signal_rejected")
@@ -129,7 +121,7 @@ async def test_a_signal_that_was_rejected_by_an_older_release_stays_rejected(
 
     with monkeypatch.context() as older:
         older.setattr("everstep.engine.code.execution.converted", refuse)
-        await send_unseen(app, "reply", {"ok": True})
+        await machine.send_unseen(app, "r", "reply", {"ok": True})
         await machine.clock.rest(app)
     assert len(machine.bodies("r", "signal_rejected")) == 1
     await machine.kill(app)
@@ -229,7 +221,7 @@ async def test_a_rejected_signal_leaves_the_wait_as_it_was(machine: Machine) -> 
     await machine.clock.rest(app)
     await machine.stop(app)
     stranger = await machine.boot()
-    await send_unseen(stranger, "reply", {"ok": "perhaps"})
+    await machine.send_unseen(stranger, "r", "reply", {"ok": "perhaps"})
     worker = await machine.worker()
     await machine.clock.rest(worker)
     assert machine.bodies("r", "signal_rejected")

@@ -9,7 +9,7 @@ import pytest
 import everstep
 from everstep import step, workflow
 from everstep.engine.process import resting
-from everstep.errors import Misuse, RunEnded, UnknownRun
+from everstep.errors import Misuse, RunEnded, UnknownRun, WrongType
 from everstep.stores.protocol import Post
 from tests.engine.resume_helpers import Gate, Machine, Program
 
@@ -167,7 +167,9 @@ async def test_a_signal_of_another_type_is_rejected_visibly_and_the_receive_goes
 ) -> None:
     app, run = await machine.start(one_number, id="r")
     await machine.rest(app)
-    await run.signal("number", value)
+    with pytest.raises(WrongType, match="as int, and this is not a int"):
+        await run.signal("number", value)
+    await machine.send_unseen(app, "r", "number", value)
     await machine.until(lambda: "signal_rejected" in machine.kinds("r"))
     await machine.rest(app)
     assert machine.status("r") == "waiting"
@@ -180,8 +182,8 @@ async def test_a_signal_of_another_type_is_rejected_visibly_and_the_receive_goes
 
 
 async def test_a_rejected_signal_stays_rejected_after_a_crash(machine: Machine) -> None:
-    app, run = await machine.start(one_number, id="r")
-    await run.signal("number", "x")
+    app, _ = await machine.start(one_number, id="r")
+    await machine.send_unseen(app, "r", "number", "x")
     await machine.until(lambda: "signal_rejected" in machine.kinds("r"))
     await machine.rest(app)
     await machine.kill(app)

@@ -125,8 +125,15 @@ def test_a_live_object_in_the_state_is_refused_at_the_start_with_its_path(app: B
 def test_a_state_of_another_class_is_refused(app: BlockingApp) -> None:
     graph = everstep.Graph("other", state=Notes)
     graph.node(adding("a"), name="a")
-    with pytest.raises(Misuse, match="begins with a Notes, not with a dict"):
-        app.run(graph, {"topic": "tides"})  # type: ignore[arg-type]
+    with pytest.raises(Misuse, match=r"the argument state is not a Notes: .* at `\$\.topic`"):
+        app.run(graph, {"topic": 3})  # type: ignore[arg-type]
+    assert not app.list()
+
+
+def test_plain_data_becomes_the_state(app: BlockingApp) -> None:
+    graph = everstep.Graph("plain", state=Notes)
+    graph.node(adding("a"), name="a")
+    assert isinstance(app.run(graph, {"topic": "tides"}), Notes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

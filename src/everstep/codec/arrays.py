@@ -5,7 +5,6 @@ here: never `object`, of which the bytes are addresses, and which could only be 
 """
 
 import binascii
-import importlib
 import math
 import re
 from typing import Any, Final
@@ -69,9 +68,10 @@ def _dtype(numpy: Any, text: Any) -> Any:
 
 def _numpy() -> Any:
     try:
-        return importlib.import_module("numpy")  # only who reads an array needs it
+        import numpy as np  # only who reads an array needs it
     except ImportError:
         raise ValueError("it is an array of numpy, which is not installed here") from None
+    return np
 
 
 def _text(data: bytes) -> str:

@@ -157,7 +157,7 @@ def _by_msgspec(value: Any, annotation: Any) -> Converted:
         return made
 
     try:
-        return Converted(msgspec.convert(value, annotation, strict=True, dec_hook=make), bool(ran))
+        return Converted(msgspec.convert(value, annotation, strict=True, str_keys=True, dec_hook=make), bool(ran))
     except msgspec.ValidationError as refused:
         raise _Unfit(str(refused)) from None
     except TypeError:  # msgspec does not know the type: a union of several classes, or something else

@@ -92,6 +92,7 @@ def start_arguments(
         except NotDecodable as refused:
             if given[place] is None and target.signature.may_be_none(name):
                 continue
+            target.signature.normalise(tuple(args), dict(kwargs))  # too many or too few of them is the first to say
             raise WrongType(
                 f"{target.name}: the argument {name} is {refused}. Nothing was started.", str(refused)
             ) from None

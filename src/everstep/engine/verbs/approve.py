@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import PLAIN, converted, fields_only, meaning_digest
-from everstep.codec.canonical import canonical_json
+from everstep.codec import PLAIN, converted, fields_only, is_equal, meaning_digest
 from everstep.engine.code.approvals import arguments_payload, is_about
 from everstep.engine.history.journal import restore_payload
 from everstep.engine.history.verify import Recorded, load_now, refuse_no_status
@@ -114,7 +113,7 @@ def approvals_in(store: Store, row: RunRow, history: Sequence[Recorded]) -> list
 def _approval(store: Store, row: RunRow, body: Any, at: int, rejected: int) -> Approval:
     arguments, digest = HIDDEN, body.arguments
     if not body.secret:
-        payload = restore_payload(store.payload(row.id, body.ref), body.ref) if body.ref else bytes(body.value)
+        payload = _payload_of(store, row.id, body)
         arguments, digest = fields_only(msgspec.json.decode(payload)[0]), meaning_digest(payload)
     return Approval(
         run=row.id,
@@ -137,7 +136,7 @@ async def approve(
 ) -> Approval:
     """Answer an approval of a run, and return it."""
     asked = await app.read(_chosen, app, run, what, id)
-    if arguments is not NOT_GIVEN and not _is_about(asked, arguments_payload(app.codec, arguments, asked.what)):
+    if arguments is not NOT_GIVEN and not await app.read(_is_about, app, asked, arguments):
         raise ApprovalConflict(
             f"The approval {asked.id} of run {run} ({asked.what}) is about other arguments than these: look again "
             "with `everstep approvals`."
@@ -161,12 +160,18 @@ async def approve(
     return asked
 
 
-def _is_about(asked: Approval, payload: bytes) -> bool:
-    """Return True if an approval is about these arguments: of equal digest, or the same as is shown of them."""
-    if is_about(asked.digest, payload):
-        return True
-    shown = fields_only(msgspec.json.decode(payload)[0])
-    return not asked.secret and canonical_json(shown) == canonical_json(asked.arguments)
+def _is_about(app: Host, asked: Approval, arguments: Any) -> bool:
+    """Return True if an approval is about equal arguments."""
+    payload = arguments_payload(app.codec, arguments, asked.what)
+    if is_about(asked.digest, payload) or asked.secret:
+        return is_about(asked.digest, payload)
+    _, history = load_now(app.store, existing_row(app, asked.run))
+    bodies = (event.body for event in history if event.kind == "approval_asked")
+    return any(body.id == asked.id and is_equal(_payload_of(app.store, asked.run, body), payload) for body in bodies)
+
+
+def _payload_of(store: Store, run: str, body: Any) -> bytes:
+    return restore_payload(store.payload(run, body.ref), body.ref) if body.ref else bytes(body.value)
 
 
 def _chosen(app: Host, run: str, what: str | None, id: str | None) -> Approval:

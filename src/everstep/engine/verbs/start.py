@@ -70,18 +70,26 @@ def has_arguments(app: Host, row: RunRow, target: Workflow | NamedWorkflow, argu
     """
     if row.arguments == arguments.digest:
         return True
-    started = event_at(app.store, row, 1).body
-    if started.carried is not None:
-        return False  # these are the arguments of a later generation
-    ref = started.arguments_ref
-    stored = restore_payload(app.store.payload(row.id, ref), ref) if ref else bytes(started.arguments)
-    if is_equal(stored, arguments.payload):
-        return True
+    stored = _arguments_of(app, row)
+    if stored is None or is_equal(stored, arguments.payload):
+        return stored is not None
     try:
         args, kwargs = app.codec.decode_arguments(target.signature, stored)
         return is_equal(start_arguments(app.codec, target, args, kwargs).payload, arguments.payload)
-    except (NotDecodable, Misuse):
+    except (NotDecodable, Misuse, TypeError):  # the code takes other arguments now
         return False
+
+
+def _arguments_of(app: Host, row: RunRow) -> bytes | None:
+    """Return the payload of the arguments that a run was started with. A generation that its code began with
+    `continue_as` has others, under the digest of the first.
+    """
+    for generation in dict.fromkeys((row.generation, 1)):
+        started = event_at(app.store, msgspec.structs.replace(row, generation=generation), 1).body
+        if started.digest == row.arguments and started.carried is None:
+            ref = started.arguments_ref
+            return restore_payload(app.store.payload(row.id, ref), ref) if ref else bytes(started.arguments)
+    return None
 
 
 def attach(app: Host, row: RunRow, target: Workflow | NamedWorkflow, arguments: Arguments, policy: str) -> None:

@@ -8,6 +8,8 @@ code uses. Where the sender cannot know, the signal is sent, and the run rejects
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from everstep.codec import ANY, converted, names_around_function, plain_type, types_of
 from everstep.engine.code.workflow import DECLARED
 from everstep.engine.history.describe import COMMANDS
@@ -70,6 +72,13 @@ def misfit_elsewhere(app: Host, post: Post) -> WrongType | None:
     row = app.store.run(post.run)
     if row is None or row.damage or row.status in ENDED or row.generation < 1 or not row.head_seq:
         return None
+    try:
+        return _by_history(app, row, post)
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+        return None  # the history is damaged, or of a newer release: the run says so
+
+
+def _by_history(app: Host, row: RunRow, post: Post) -> WrongType | None:
     newest = app.store.events(row.id, row.generation, max(row.head_seq - NEWEST + 1, 1), row.head_seq)
     refusal = _misfit(app, row, post, _awaited(newest, post.name))
     if refusal is None or row.head_seq > EVENTS_MAX or is_preceded(app, post):
