@@ -139,7 +139,7 @@ async def release(machine: Machine, app: App) -> Any:
 
 
 # -- what the words of the table mean ----------------------------------------------------------------------------------
-async def goes_on_here(machine: Machine, app: App, verb: str, owner: App) -> None:
+async def continues_here(machine: Machine, app: App, verb: str, owner: App) -> None:
     run = await do(app, verb)
     await machine.until(lambda: "r" in app.drivers)
     assert run.id == "r"
@@ -165,7 +165,7 @@ async def its_failure(machine: Machine, app: App, verb: str, owner: App) -> None
     assert NOTES == []
 
 
-async def goes_on_from_what_failed(machine: Machine, app: App, verb: str, owner: App) -> None:
+async def continues_from_what_failed(machine: Machine, app: App, verb: str, owner: App) -> None:
     await do(app, verb)
     assert await release(machine, app) == "lw!"
     assert NOTES == ["work"]
@@ -218,7 +218,7 @@ async def held(machine: Machine, app: App, verb: str, owner: App) -> None:
     assert await release(machine, app) == "lw!"
 
 
-async def goes_on(machine: Machine, app: App, verb: str, owner: App) -> None:
+async def continues(machine: Machine, app: App, verb: str, owner: App) -> None:
     await do(app, verb)
     assert await release(machine, app) == "lw!"
     assert NOTES == []
@@ -250,8 +250,8 @@ async def a_new_run(machine: Machine, app: App, verb: str, owner: App) -> None:
 MEANINGS: dict[str, Callable[..., Any]] = {
     function.__name__.replace("_", " "): function
     for function in (
-        goes_on_here, the_same_run, its_result, its_failure, goes_on_from_what_failed, begins_again, delivered,
-        delivered_later, its_code_cleans_up, ends_at_once, held, goes_on, rolled_back, a_new_run,
+        continues_here, the_same_run, its_result, its_failure, continues_from_what_failed, begins_again, delivered,
+        delivered_later, its_code_cleans_up, ends_at_once, held, continues, rolled_back, a_new_run,
     )
 }  # fmt: skip
 

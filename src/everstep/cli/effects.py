@@ -81,7 +81,7 @@ def _print_rows(found: list[KeyView], now: int, place: str, url: str | None) -> 
                 line_to_paste("effects", *words, url=url)
                 for words in (("--free", one.key), ("--done", one.key, "JSON"))
             )
-            out.print(styled(f"{one.key}: run {one.run} has ended, and nobody knows whether it {what}.", "yellow"))
+            out.print(styled(f"{one.key}: run {one.run} has ended, and it is not known whether it {what}.", "yellow"))
             out.print(styled(f"  {no + ':':<13}{free}", "bold"))
             out.print(styled(f"  {yes + ':':<13}{done}", "bold"))
 

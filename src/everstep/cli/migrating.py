@@ -35,7 +35,7 @@ def migrate_command(url: str | None, in_json: bool, prints: bool) -> None:
 def _script(named: str) -> str:
     """Return the SQL for a person who may run it."""
     if not is_postgres(named):
-        raise Misuse("A SQLite file is migrated by whoever may write it: there is nothing to print.")
+        raise Misuse("A SQLite file is migrated by any process that may write it: there is nothing to print.")
     from everstep.stores.postgres.addresses import address_of  # psycopg is an optional dependency
     from everstep.stores.postgres.opening import script, stored_version  # psycopg is an optional dependency
 

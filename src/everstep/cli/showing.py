@@ -116,7 +116,7 @@ def draw_run(view: RunView, url: str | None, width: int, *, most: int = 0) -> "R
     parts += _problems(view, url)
     parts += _draw_undelivered(view)
     if view.is_unserved:
-        text = f"nobody serves {clean(view.workflow)} in queue {clean(view.queue)}: start `everstep worker FILE`"
+        text = f"no worker serves {clean(view.workflow)} in queue {clean(view.queue)}: start `everstep worker FILE`"
         parts.append(styled("◷ ", "blue").append(text))
     for wait in view.waits_for:
         parts += _draw_wait(wait, view.now)

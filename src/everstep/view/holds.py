@@ -46,13 +46,13 @@ class Notice(msgspec.Struct):
         tried = f"{self.attempts} attempts" if self.attempts != 1 else "1 attempt"
         error = f", the last: {self.last_error}" if self.last_error else ""
         if self.state == "given up":
-            return f"not told, and given up after {tried}{error}"
+            return f"not delivered, and given up after {tried}{error}"
         if not self.is_served:
-            return f"not told yet ({tried}{error}); no worker is there that has this target: EVERSTEP_ON_HOLD, on_hold="
+            return f"not delivered yet ({tried}{error}); no worker has this target: EVERSTEP_ON_HOLD, on_hold="
         if self.is_claimed:
-            return f"being told just now ({tried}{error})"
+            return f"being delivered just now ({tried}{error})"
         wait = f"again in {between(now, self.next_at)}" if self.next_at > now else "at once"
-        return f"not told yet ({tried}{error}); {wait}"
+        return f"not delivered yet ({tried}{error}); {wait}"
 
 
 class HoldView(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -403,3 +403,13 @@ class Writer:
     def _row(self, name: str, *parameters: Any) -> Row:
         rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
         return rows[0] if rows else ()
+
+
+class WritingStore:
+    """A store whose operations go through a `Writer`."""
+
+    _writer: Writer
+
+    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
+        """Do all operations in one durable transaction, each accepted or refused by itself."""
+        return self._writer.commit(operations, patient=patient)

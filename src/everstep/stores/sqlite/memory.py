@@ -39,7 +39,6 @@ class MemoryStore(SqliteStore):
         self._reader = Reader(connection, NAME, lock)
         self._begin(clock)
         self._writer = Writer(connection, patience, NAME, Identity(None), lock)
-        self.commit = self._writer.commit
         self._workers = Workers(self._writer, PlacesInMemory(), self._reader.places)
         self._beside = f"file:/everstep-{next(_numbers)}?vfs=memdb"
         self._kept = apsw.Connection(self._beside, flags=BESIDE)

@@ -18,7 +18,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.rows.workers import GoneRow
 from everstep.stores.sql.store import SqlStore
-from everstep.stores.sqlite.commits import Writer
+from everstep.stores.sqlite.commits import Writer, WritingStore
 from everstep.stores.sqlite.connections import Durability, Identity, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import open_file, real_path
@@ -34,7 +34,7 @@ def is_open_here(path: str) -> bool:
     return any(store.path == path for store in list(_open_here))
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(WritingStore, SqlStore):
     """A store in a SQLite file. See `Store` for what each method promises.
 
     `durability="power"` survives the loss of power; `"process"` survives only a killed process, and is faster.
@@ -71,7 +71,6 @@ class SqliteStore(SqlStore):
             raise
         # Now all its files are there.
         self._writer = Writer(writing, patience, self.path, Identity(self.path), threading.Lock())
-        self.commit = self._writer.commit
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"), self._reader.places)
         _open_here.add(self)
 
