@@ -148,7 +148,7 @@ def test_the_id_of_a_run_with_other_arguments_is_a_conflict(folder: Folder) -> N
     ("words", "said"),
     [
         (("app.py:report", "tides", "{}"), """write it as '"tides"'"""),
-        (("app.py:report", '"tides"'), "report takes (topic: str, reader: Reader); 1 arguments were given"),
+        (("app.py:report", '"tides"'), "report takes (topic: str, reader: Reader); 1 argument was given"),
         (("app.py:report", '"tides"', '{"name": 3}'), "The argument reader is not of the type Reader"),
         (("app.py:reprot",), "app.py declares no workflow named 'reprot'"),
         (("app.py",), "app.py declares 8 workflows. Say which one is meant"),
@@ -205,3 +205,22 @@ def test_an_error_in_json_is_json(folder: Folder) -> None:
     usage = folder.everstep("run", "--json")
     assert usage.status == 2
     assert usage.json()["error"]["code"] == "everstep.usage"
+
+
+def test_arguments_may_be_given_by_name_and_are_the_same_run(folder: Folder) -> None:
+    named = ("run", "app.py:report", 'reader={"name": "ann"}', 'topic="tides"', "--id", "report-17")
+    assert folder.everstep(*named).status == 0
+    effects = folder.effects()
+    again = folder.everstep(*REPORT)
+    assert "had ended already" in again.err
+    assert folder.effects() == effects
+    mixed = folder.everstep("run", "app.py:report", '"tides"', 'reader={"name": "ann"}', "--id", "report-17")
+    assert mixed.status == 0, mixed.err
+    for words, said in (
+        (('"tides"', 'writer="x"'), "unexpected keyword argument 'writer'"),
+        (('"tides"', 'topic="x"'), "multiple values for argument 'topic'"),
+        (('topic="x"', 'topic="y"'), "topic was given twice"),
+        (("topic=tides",), "is missing the required argument 'reader'"),
+    ):
+        wrong = folder.everstep("run", "app.py:report", *words)
+        assert (wrong.status, said in wrong.err) == (2, True), wrong.err

@@ -98,7 +98,7 @@ def test_arguments_are_checked_where_the_code_is_known(folder: Folder) -> None:
         (["--cron", "61 * * * *"], "not a cron expression"),
         ([], "cron= expression or an every= interval"),
         (["--every", "1h", "--zone", "Moon/Base"], "no time zone"),
-        (["--every", "5"], "30d, 12h or 90m"),
+        (["--every", "5"], "30d, 1h30m or 2s"),
         (["--every", "1h", "--overlap", "both"], "--overlap"),
     ],
 )

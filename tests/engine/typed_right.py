@@ -10,12 +10,28 @@ from typing import Any, assert_type
 import apsw
 
 import everstep
-from everstep import STORE, Live, Retry, Run, step, transaction, workflow
-from everstep.testing import crash_everywhere
+from everstep import STORE, Live, Retry, Run, step, tool, transaction, workflow
+from everstep.testing import crash_everywhere, replaced
 
 
 class Client:
     name = "client"
+
+
+@tool(approval=True, timeout="1m")
+async def search(query: str, limit: int = 3) -> list[str]:
+    return [query] * limit
+
+
+@tool
+def count_words(text: str) -> int:
+    return len(text)
+
+
+class Shelf:
+    @tool
+    async def take(self, item: str) -> bool:
+        return bool(item)
 
 
 class Account:
@@ -67,6 +83,10 @@ async def flow(topic: str, count: int) -> dict[str, int]:
     assert_type(await everstep.receive("word", bool, timeout=5), bool)
     assert_type(await step(bare, name="other")(1), str)
     assert_type(await asyncio.gather(bare(1), bare(2)), tuple[str, str])
+    assert_type(await search("tides", limit=2), list[str])
+    assert_type(await asyncio.to_thread(count_words, "tides"), int)
+    assert_type(await Shelf().take("lamp"), bool)
+    assert_type(search.spec["name"], str)
     assert_type(await asyncio.to_thread(book, 5), str)
     assert_type(await asyncio.to_thread(book, 5, note="x"), str)
     assert_type(await keep("text"), int)
@@ -121,6 +141,13 @@ async def driving() -> None:
         assert_type(await app.run(plain, kwargs={"text": "tides"}, delay=timedelta(hours=1)), int)
 
 
+def faking() -> None:
+    with replaced(optioned, lambda text: [text]) as fake:
+        assert_type(fake.calls, list[dict[str, Any]])
+    with replaced(search, lambda query, limit=3: [query]):
+        pass
+
+
 def crash_testing() -> None:
     assert_type(crash_everywhere(plain, "text", most=1).holds, bool)
 
@@ -135,20 +162,20 @@ def blocking() -> None:
         assert_type(app.start(named_only, kwargs={"topic": "tides", "reader": "ann"}).result("2s"), bytes)
         assert_type(app.run(plain, kwargs={"text": "tides"}), int)
         assert_type(app.run(plain, "text"), int)
-        assert_type(app.signal("x", "word", 5, id="once"), bool)
-        assert_type(app.forget_keys(older_than=5), int)
-        assert_type(app.fork("x", at=3, args=["tides"]).id, str)
-        assert_type(app.start(flow, "tides", 3).published(), dict[str, Any])
-        assert_type(app.start(flow, "tides", 3).verify(outside=True).sound, bool)
-        assert_type(app.schedule(flow, "tides", 3, every=60).trigger(), str)
+        assert_type(app.signal("x", "word", 5, id="once"), bool)  # not ty
+        assert_type(app.forget_keys(older_than=5), int)  # not ty
+        assert_type(app.fork("x", at=3, args=["tides"]).id, str)  # not ty
+        assert_type(app.start(flow, "tides", 3).published(), dict[str, Any])  # not ty
+        assert_type(app.start(flow, "tides", 3).verify(outside=True).sound, bool)  # not ty
+        assert_type(app.schedule(flow, "tides", 3, every=60).trigger(), str)  # not ty
     with everstep.connect() as client:
-        assert_type(client.signal("x", "word"), bool)
+        assert_type(client.signal("x", "word"), bool)  # not ty
         assert_type(client.start("flow", "tides", 3, priority=2).id, str)
 
 
 async def asking() -> None:
     async with everstep.connect() as client:
-        assert_type(await client.signal("x", "word"), bool)
+        assert_type(await client.signal("x", "word"), bool)  # not ty
 
 
 @workflow

@@ -3,7 +3,7 @@
 import sqlite3
 
 import everstep
-from everstep import STORE, Live, step, transaction, workflow
+from everstep import STORE, Live, step, tool, transaction, workflow
 
 
 class Client:
@@ -38,8 +38,23 @@ def wrong_connection(connection: sqlite3.Connection, amount: int) -> str:
 def wrong_database(connection: sqlite3.Connection) -> None: ...
 
 
+@tool
+async def search(query: str) -> list[str]:
+    return [query]
+
+
+@tool(approval=True)
+def count_words(text: str) -> int:
+    return len(text)
+
+
+@tool(aproval=True)  # refused
+def misspelt() -> None: ...
+
+
 @workflow
 async def flow(topic: str, count: int) -> int:
+    await search(5)  # refused
     await bare("one")  # refused
     await bare(1, 2)  # refused
     number: int = await bare(1)  # refused
@@ -53,7 +68,8 @@ def plain(text: str) -> int:
     book()  # refused
     book(5, 6)  # refused
     sold: int = book(5)  # refused
-    return len(text) + sold
+    found: str = count_words("x")  # refused
+    return len(text + found) + sold
 
 
 @workflow(on_existing="perhaps")  # refused

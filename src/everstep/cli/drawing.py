@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from everstep.cli.terminal import add_fitted, clean, shortened, styled
+from everstep.cli.terminal import add_fitted, arguments_text, clean, shortened, styled
+from everstep.model.secrets import HIDDEN
 from everstep.model.status import STATUSES
 from everstep.view.timeline import Row
 from everstep.view.words import between, error_line
@@ -29,6 +30,7 @@ ROWS_BETWEEN: Final = 200
 ROWS_LAST: Final = 200
 """The number of last rows that are always drawn of a run with many rows."""
 NAME_CHARACTERS_MAX: Final = 28
+ARGUMENTS_CHARACTERS_MAX: Final = 32
 _FIRST_TEXT: Final = re.compile(r'\[\["((?:[^"\\]|\\.)*)"')
 WAITING: Final = {
     "timer": ("◷", "blue"),
@@ -222,13 +224,20 @@ def remark_of(row: Row) -> "Text":
     if file := file_of(row):
         parts.append((file, ""))
     elif row.state == "completed" and row.value and row.kind != "note":
-        parts.append((f"→ {row.value}", "dim"))
+        parts.append((f"{given_to(row)}→ {row.value}", "dim"))
     from rich.text import Text
 
     text = Text()
     for part, style in parts:
         text.append(" · " if text else "", style="dim").append(shortened(clean(part), 120), style=style)
     return text
+
+
+def given_to(row: Row) -> str:
+    """Return the arguments of a step in brackets, shortened, and "" for anything else."""
+    if row.kind != "step" or row.arguments in ("", HIDDEN):
+        return ""
+    return f"({shortened(arguments_text(row.arguments), ARGUMENTS_CHARACTERS_MAX)}) "
 
 
 def file_of(row: Row) -> str:

@@ -29,7 +29,7 @@ from everstep.model.status import ENDED
 from everstep.stores.protocol import Store
 from everstep.view.run import RunView, Wait, run_view
 from everstep.view.timeline import timeline_of
-from everstep.view.words import between, duration, error_line
+from everstep.view.words import between, counted, duration, error_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -112,7 +112,7 @@ def draw_run(view: RunView, url: str | None, width: int, *, most: int = 0) -> "R
         parts.append("")
     for name, count in view.streams.items():
         line = line_to_paste("stream", view.id, name, url=url)
-        parts += [styled(f"stream {name}: {count} entries", "dim"), to_paste(line), ""]
+        parts += [styled(f"stream {name}: {counted(count, 'entry', 'entries')}", "dim"), to_paste(line), ""]
     parts += _problems(view, url)
     parts += _draw_undelivered(view)
     parts += _draw_rejected(view)
@@ -181,12 +181,12 @@ def _heading(view: RunView) -> "RenderableType":
     took = between(view.created_at, view.ended_at or view.now)
     facts = [f"began {local_time(view.created_at):%Y-%m-%d %H:%M:%S}"]
     facts += [f"took {took}" if view.ended_at else f"{took} ago"]
-    facts += [f"{len(view.completed_steps)} steps done, {attempts} attempts"]
+    facts += [f"{counted(len(view.completed_steps), 'step')} done, {counted(attempts, 'attempt')}"]
     if view.crashes:
-        facts.append(f"{len(view.crashes)} crashes survived")
-    facts.append(f"{view.events} events")
+        facts.append(f"{counted(len(view.crashes), 'crash', 'crashes')} survived")
+    facts.append(counted(view.events, "event"))
     if view.checkpoints:
-        facts.append(f"{len(view.checkpoints)} checkpoints, the newest at event {view.checkpoints[-1]}")
+        facts.append(f"{counted(len(view.checkpoints), 'checkpoint')}, the newest at event {view.checkpoints[-1]}")
     lines = [first, styled(" · ".join(facts), "dim")]
     if view.budget_text:
         lines.append(styled(view.budget_text, "yellow" if view.status == "held" else "dim"))

@@ -32,7 +32,7 @@ def judge_calls(module: Module, reached: Reached) -> Found:
             continue
         kind = "workflow" if target.kind == "workflow" else "step"
         if is_async and not target.is_async:
-            yield call, blocks(kind, _last(target))
+            yield call, blocks(kind, _last(target), module.lines[call.lineno - 1].strip()[:120])
         elif not is_async and target.is_async:
             yield call, cannot_await(kind, _last(target))
     if function.is_async:

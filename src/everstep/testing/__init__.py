@@ -1,8 +1,8 @@
 """For testing durable programs: a clock that stands still, a ledger, a checker, golden histories, crash tests.
 
 Import from the modules: `everstep.testing.clock`, `everstep.testing.ledger`, `everstep.testing.checker`,
-`everstep.testing.golden`, `everstep.testing.skipping`, and `crash_everywhere` and `replaced` from here; with pytest there are fixtures
-(`everstep.testing.plugin`).
+`everstep.testing.golden`, `everstep.testing.skipping`, and `crash_everywhere` and `replaced` from here; with pytest
+there are fixtures (`everstep.testing.plugin`).
 """
 
 from typing import TYPE_CHECKING, Any, Final

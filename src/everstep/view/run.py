@@ -1,6 +1,8 @@
 """One run: what happened, what it waits for, what is wrong with it, and what to do about it."""
 
-from typing import Any
+import ast
+import json
+from typing import Any, Final
 
 import msgspec
 
@@ -253,6 +255,28 @@ def _key_wait(store: Store, step: Row, url: str | None) -> Wait:
     return wait
 
 
+EXAMPLES: Final[dict[str, Any]] = {
+    "bool": True,
+    "int": 1,
+    "float": 1.0,
+    "str": "text",
+    "Any": None,
+    "None": None,
+    "Decimal": "1.50",
+    "list": [],
+    "tuple": [],
+    "set": [],
+    "frozenset": [],
+    "Sequence": [],
+    "date": "2030-01-31",
+    "datetime": "2030-01-31T09:00:00Z",
+    "time": "09:00:00",
+    "timedelta": "PT1H",
+    "UUID": "00000000-0000-4000-8000-000000000000",
+}
+"""An example of a value of a type, by the type's name; of any other it is an object."""
+
+
 def approve_words(run: str, id: str, type_text: str) -> list[str]:
     """Return the words of the command that answers an approval: one that says yes, where that is an answer."""
     example = "true" if type_text == "Any" else example_value(type_text)
@@ -260,9 +284,29 @@ def approve_words(run: str, id: str, type_text: str) -> list[str]:
 
 
 def example_value(type_text: str) -> str:
-    """Return JSON that shows what a signal of a type looks like on a command line."""
-    simple = {"bool": "true", "int": "1", "float": "1.0", "str": '"text"', "None": "null"}
-    if type_text in simple:
-        return simple[type_text]
-    first = type_text.partition("[")[0]
-    return {"list": "[]", "tuple": "[]", "set": "[]", "dict": "{}", "Any": "null"}.get(first, "{}")
+    """Return JSON that shows what a value of a type looks like on a command line."""
+    try:
+        return json.dumps(_example(ast.parse(type_text, mode="eval").body), ensure_ascii=False)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "{}"
+
+
+def _example(type_: ast.expr) -> Any:
+    if isinstance(type_, ast.BinOp):  # of a union the first that is not None
+        sides = (type_.left, type_.right)
+        return _example(next((one for one in sides if ast.unparse(one) != "None"), type_.left))
+    if isinstance(type_, ast.Constant):
+        return None if isinstance(type_.value, bytes) else type_.value
+    name = ast.unparse(type_.value if isinstance(type_, ast.Subscript) else type_).rpartition(".")[2]
+    inside: list[ast.expr] = []
+    if isinstance(type_, ast.Subscript):
+        inside = type_.slice.elts if isinstance(type_.slice, ast.Tuple) else [type_.slice]
+    if name in ("Literal", "Optional", "Union", "Annotated") and inside:
+        return _example(inside[0])
+    if name in ("list", "set", "frozenset", "Sequence") and inside:
+        return [_example(inside[0])]
+    if name == "tuple" and inside:
+        return [_example(one) for one in inside if ast.unparse(one) != "..."]
+    if name in ("dict", "Mapping") and len(inside) == 2:
+        return {str(_example(inside[0])): _example(inside[1])}
+    return EXAMPLES.get(name, {})

@@ -27,6 +27,11 @@ def between(start: int, end: int) -> str:
     return duration((end - start) / 1e6)
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: `1 step`, `2 steps`; `many` is the plural that is not made by an `s`."""
+    return f"{count:,} {one}" if count == 1 else f"{count:,} {many or one + 's'}"
+
+
 def error_line(error: dict[str, Any]) -> str:
     """Return an error's type and the first line of its message."""
     message = str(error.get("message", "")).split("\n")[0]
