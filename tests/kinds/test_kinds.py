@@ -5,6 +5,7 @@ The shop behind FastAPI, the tenth, is in tests/examples/test_fastapi.py.
 
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -132,6 +133,11 @@ class Trial:
             return booked, files, database.execute(self.kind.query).fetchall()
 
 
+def without_keys(printed: str | None) -> str:
+    """Return what was printed without parts of keys, which differ from store to store."""
+    return re.sub(r"-[0-9a-f]{6,8}\b", "", printed or "")
+
+
 @contextmanager
 def store_of(backend: str, folder: Path) -> Iterator[str]:
     if backend == "sqlite":
@@ -158,7 +164,7 @@ def survives(kind: Kind, backend: str, folder: Path, chance: random.Random, kill
         printed = killed.run()
     assert survived >= 1, "a run that is never killed proves nothing"
     if kind.command[0].endswith(".py"):
-        assert printed == wanted or kind.files, (printed, wanted)
+        assert without_keys(printed) == without_keys(wanted)
     assert killed.outside() == calm.outside()
 
 
