@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.examples.kit import ROOT, environment
+from tests.postgres.server import server
 from tests.waiting import open_sqlite, wait_until
 
 ORDER = {"customer": "ann", "items": {"lamp": 2, "chair": 1}}
@@ -32,12 +33,15 @@ class Shop:
             self.port = free.getsockname()[1]
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
         self.server: Popen[bytes] | None = None
+        self.store: dict[str, str] = {}
 
     def start(self, **settings: str) -> None:
         command = [sys.executable, "-m", "uvicorn", "--app-dir", str(ROOT / "examples" / "fastapi_app"), "shop:api"]
         command += ["--port", str(self.port), "--log-level", "warning", "--timeout-graceful-shutdown", "10"]
         log = (self.folder / "log").open("a")
-        self.server = Popen(command, cwd=self.folder, env=environment(**settings), stdout=log, stderr=STDOUT)
+        self.server = Popen(
+            command, cwd=self.folder, env=environment(**self.store, **settings), stdout=log, stderr=STDOUT
+        )
         wait_until(lambda: self.answers() or self.has_died())
 
     def answers(self) -> bool:
@@ -164,6 +168,15 @@ def test_a_server_that_is_killed_and_started_again_continues_its_orders(shop: Sh
     order_to_the_end(shop)
     assert first is not None
     assert first.wait(60) == -signal.SIGKILL
+
+
+def test_a_server_on_postgresql_that_is_killed_continues_its_orders(shop: Shop) -> None:
+    schema = server().fresh_schema()
+    shop.store = {"EVERSTEP_URL": server().url(schema)}
+    shop.start(EVERSTEP_CRASH_AT="body.after:2")
+    order_to_the_end(shop)
+    shop.kill()
+    server().drop(schema)
 
 
 @contextmanager

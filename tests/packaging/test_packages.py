@@ -120,11 +120,11 @@ def test_a_package_brings_all_it_needs_along(packages: Packages, tmp_path: Path,
 
 
 def indexes_for_uv() -> dict[str, str]:
-    """Return the indexes that pip is configured to use: uv does not read its settings."""
+    """Return where pip is configured to look for packages, as settings of uv, which has the same names for them."""
     listed = (line.partition("=") for line in run(sys.executable, "-m", "pip", "config", "list").splitlines())
     settings = {name.rpartition(".")[2]: value.strip("'") for name, _, value in listed}
-    known = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS"}
-    return {known[name]: value for name, value in settings.items() if name in known}
+    where = {name: value for name, value in settings.items() if name.endswith(("url", "links"))}
+    return {f"UV_{name.replace('-', '_').upper()}": value for name, value in where.items()}
 
 
 @pytest.mark.soak

@@ -1,7 +1,6 @@
 """Tests of a team that uses Everstep: one on the plugin's store in memory, one whose run outlives a killed pytest."""
 
 import sqlite3
-import time
 from typing import Any
 
 import everstep
@@ -35,5 +34,4 @@ def test_a_day_is_skipped(everstep_app: Any) -> None:
 
 
 def test_a_run_that_outlives_pytest() -> None:
-    time.sleep(0.1)
     assert everstep.run(shop, 500, id="shop-1") == 1001
