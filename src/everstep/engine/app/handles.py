@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from everstep.engine.code.workflow import DECLARED
+from everstep.codec import near
+from everstep.engine.code.workflow import DECLARED, Workflow
 from everstep.engine.history.verify import (
     Event,
     Recorded,
@@ -43,6 +44,15 @@ if TYPE_CHECKING:  # a real cycle: an app gives handles, which ask the app
 T = TypeVar("T")
 
 
+def _workflow_of(app: "App", run: str) -> Workflow | None:
+    """Return a run's workflow, if it is declared here."""
+    row = app.store.run(run)
+    try:
+        return DECLARED.named(row.workflow) if row is not None else None
+    except Misuse:
+        return None
+
+
 class Run(Generic[T]):
     """A handle on one run. It holds no connection and no lease: make as many as you like."""
 
@@ -61,7 +71,9 @@ class Run(Generic[T]):
         if status == "completed":
             return self._app.codec.decode(outcome or b"[null]", await self._types())  # type: ignore[no-any-return]
         if status == "failed":
-            raise self._failure(self._app.codec.decode_error(outcome or b""))
+            with near(await self._app.read(_workflow_of, self._app, self.id)):
+                error = self._app.codec.decode_error(outcome or b"")
+            raise self._failure(error)
         if status == "held":
             raise await self._held()
         raise RunCancelled(f"The run {self.id} was cancelled.")

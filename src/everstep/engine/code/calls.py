@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from everstep.codec import Signature
+from everstep.codec import Signature, near
 from everstep.effects.step import Step
 from everstep.effects.surroundings import where_is
 from everstep.engine.code.commands import EndRun
@@ -162,7 +162,8 @@ def _cancelled(execution: "Execution") -> EndRun:
 def _failed(execution: "Execution", error: BaseException) -> EndRun:
     came_from = _origins(error, execution.failures)
     cause = came_from[0].call if came_from else 0
-    payload = execution.codec.encode_error(error)
+    with near(execution.workflow.function):
+        payload = execution.codec.encode_error(error)
     return EndRun("run_failed", payload, cause, secret=any(failure.secret for failure in came_from))
 
 

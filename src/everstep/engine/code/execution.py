@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from everstep.codec import ANY, Codec
+from everstep.codec import ANY, Codec, near
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, code_here, persons_line, where_is
 from everstep.effects.witnesses import Taken
@@ -240,7 +240,8 @@ class Execution:
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
         if call is not None and not call.future.done() and not call.future.cancel_if_wanted():
-            error = self.codec.decode_error(self.payload(body.error, body.ref))
+            with near(call.target.function, self.workflow.function):
+                error = self.codec.decode_error(self.payload(body.error, body.ref))
             self._fail(call.future, body.call, error, secret=body.secret)
 
     def _timer_fired(self, body: ev.TimerFired) -> None:
@@ -266,7 +267,8 @@ class Execution:
             return
         error: BaseException = RunCancelled(f"The child run {body.run} was cancelled.")
         if body.status == "failed":
-            error = self.codec.decode_error(self.payload(body.value, body.ref))
+            with near(call.target.function, self.workflow.function):
+                error = self.codec.decode_error(self.payload(body.value, body.ref))
         elif body.status == "refused":
             error = IdConflict(f"The run {body.run} exists already, of another workflow or with other arguments.")
         self._fail(call.future, body.call, error, secret=body.secret)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from everstep.codec import is_immutable_scalar
+from everstep.codec import is_immutable_scalar, near
 from everstep.effects.atomic import Settled, Undecided
 from everstep.effects.descent import bodies_run_in
 from everstep.effects.surroundings import CURRENT, set_current
@@ -626,7 +626,8 @@ class StepAttempts:
         self.bodies.finish(attempt, is_settled=True)
         if call.keyed is not None:
             self.keys.settle(call, None)
-        raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
+        with near(call.target.function, driver.execution.workflow.function):
+            raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
         body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3), call.is_secret)
         if attempt.spending is not None:
             body.charged = attempt.spending.take_total()
