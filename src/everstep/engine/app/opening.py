@@ -9,9 +9,10 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import Codec
+from everstep.effects.surroundings import persons_line
 from everstep.engine.app.app import App
 from everstep.engine.app.blocking import BlockingApp
 from everstep.engine.code.workflow import OnExisting
@@ -21,7 +22,7 @@ from everstep.engine.process.webhooks import Webhook
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption
 from everstep.model.ids import checked_name
-from everstep.model.mistakes import runs_while_imported
+from everstep.model.mistakes import runs_while_imported, starts_a_run
 from everstep.model.options import (
     checked_choice,
     checked_flag,
@@ -80,7 +81,22 @@ class Opening:
             store.close()
             raise
 
+    if not TYPE_CHECKING:  # a type checker finds these mistakes by itself
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or not hasattr(App, name):
+                raise AttributeError(f"what everstep.open() returns has no attribute {name!r}")
+            raise Misuse(
+                f"app.{name}: everstep.open() returns what opens the app, and it is not open yet. Write "
+                "`with everstep.open() as app:` (in a coroutine `async with`), and use `app` inside."
+            )
+
+        def __await__(self) -> Any:
+            """Refuse `await everstep.open()`."""
+            raise Misuse("`await everstep.open()` opens nothing. Write `async with everstep.open() as app:`.")
+
     async def __aenter__(self) -> App:
+        _refuse_in_a_workflow("everstep.open()")
         self._app = await self.make()
         return await self._app.open()
 
@@ -92,6 +108,7 @@ class Opening:
 
     def __enter__(self) -> "BlockingApp":
 
+        _refuse_in_a_workflow("everstep.open()")
         if asyncio._get_running_loop() is not None:
             raise Misuse("`with everstep.open()` blocks, and an event loop is running here: write `async with`.")
         self._blocking = BlockingApp(self.make)
@@ -229,6 +246,7 @@ def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *T
     With an `id` that exists already it attaches: a finished run gives its result at once, an unfinished one is resumed.
     """
     _refuse_while_importing(sys._getframe(1))
+    _refuse_in_a_workflow("everstep.run()")
     if asyncio._get_running_loop() is not None:
         raise Misuse(
             "everstep.run() blocks, and an event loop is running here: use `async with everstep.open() as app`."
@@ -241,6 +259,13 @@ def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *T
 
     with ending_on_sigterm() as sigterm:
         return asyncio.run(main(sigterm))
+
+
+def _refuse_in_a_workflow(call: str) -> None:
+    """Refuse to start runs from outside in workflow code."""
+    loop = asyncio._get_running_loop()
+    if getattr(loop, "is_guarded", False):
+        raise Misuse(starts_a_run(call).at(persons_line(sys._getframe(2))))
 
 
 def _refuse_while_importing(frame: Any) -> None:
