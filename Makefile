@@ -114,6 +114,7 @@ format: setup ## put the code into its format and its imports in order
 
 docs: setup ## write the reference from the code, what docs/desync.md shows, and the trials of the last tests
 	@$(BIN)/python docs/make_reference.py
+	@$(BIN)/python docs/make_mistakes.py
 	@$(BIN)/python docs/make_desync.py
 	@test ! -e build/trials.json || $(BIN)/python docs/make_trials.py
 

@@ -254,8 +254,9 @@ def names_of(node: ast.stmt) -> list[str]:
 
 def is_blocking(function: Any) -> bool:
     """Tell whether a function is the blocking form that was made of an async one."""
-    made_of = getattr(function, "__wrapped__", None)
-    return inspect.iscoroutinefunction(made_of) and not inspect.iscoroutinefunction(function)
+    made_of = inspect.unwrap(function) if hasattr(function, "__wrapped__") else None
+    is_awaited = inspect.iscoroutinefunction(function) or function.__code__.co_qualname.startswith("awaited.")
+    return inspect.iscoroutinefunction(made_of) and not is_awaited
 
 
 def cell(text: str) -> str:

@@ -275,18 +275,21 @@ class RequestRefused(Error):
 class StepError(Error):
     """A step failed with an exception that cannot be restored as itself: `type` is its name, `message` its text.
 
-    Register the exception with `everstep.register` to get it back as itself.
+    It comes back as itself if its class is in a module that the step or the workflow has imported, in `raises=`, or
+    registered with `everstep.register`. `remedy` says which is missing.
     """
 
     code: ClassVar[str] = "everstep.step.failed"
 
-    def __init__(self, type: str = "", message: str = "") -> None:
+    def __init__(self, type: str = "", message: str = "", remedy: str = "") -> None:
         super().__init__(type, message)
         self.type = type
         self.message = message
+        self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
+        text = f"{self.type}: {self.message}" if self.message else self.type
+        return f"{text} ({self.remedy})" if self.remedy else text
 
 
 class StepTimedOut(Error, TimeoutError):

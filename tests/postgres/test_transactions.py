@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
 from sqlalchemy import MetaData, Table, create_engine, text
-from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.orm import Session, registry, sessionmaker
 
 import everstep
@@ -302,7 +302,7 @@ def test_what_a_body_writes_after_it_has_ended_the_transaction_is_not_committed(
 def test_in_whatever_words_a_body_ends_the_transaction_nothing_is_committed(
     shop: Shop, name: str, statement: str
 ) -> None:
-    with pytest.raises((Misuse, StepError)):
+    with pytest.raises((Misuse, StepError, psycopg.Error, SQLAlchemyError)):
         shop.run(name, flow_of(WAYS[name], shop.url(), body_of(WAYS[name], after=said(statement))))
     assert shop.sales() == []
     assert shop.markers(WAYS[name]) == []
@@ -437,7 +437,7 @@ def test_a_session_s_objects_are_sent_before_the_commit_and_what_that_raises_is_
     step = transaction(sessionmaker(made), name="sell")(body)
     assert shop.run("session", selling(step)) == "added"
     assert stocked() == [("lamp",)]
-    with pytest.raises(StepError, match=r"IntegrityError.*duplicate key"):
+    with pytest.raises(IntegrityError, match="duplicate key"):
         shop.run("session", selling(step))
     assert stocked() == [("lamp",)]
 

@@ -4,6 +4,7 @@ from everstep.codec.annotations import names_around_function, plain_type, types_
 from everstep.codec.canonical import is_equal, is_same, meaning_digest
 from everstep.codec.codec import Arguments, Codec, error_facts, is_immutable_scalar
 from everstep.codec.conversion import as_declared, converted
+from everstep.codec.nearby import near
 from everstep.codec.preview import fields_only, without_internals
 from everstep.codec.signature import Live, Signature
 from everstep.codec.tables import ANY, PLAIN, Types, register, types_of
@@ -25,6 +26,7 @@ __all__ = [
     "is_same",
     "meaning_digest",
     "names_around_function",
+    "near",
     "plain_type",
     "register",
     "types_of",

@@ -1,4 +1,4 @@
-"""Exceptions to facts and back: built-in, Everstep's and registered ones as themselves, others as `StepError`.
+"""Exceptions to facts and back: built-in, Everstep's, registered and nearby ones as themselves, others as `StepError`.
 
 An exception is rebuilt without its class's own constructor, whose parameters are rarely the exception's `args`, and
 without its properties: no code of the class gets stored data.
@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from everstep import errors
+from everstep.codec import nearby
 from everstep.codec.tables import registered_by_name, registered_by_type
-from everstep.errors import StepError
+from everstep.errors import Misuse, StepError
 from everstep.model.untrusted import (
     attempted,
+    bases_of,
     cause_of,
     context_of,
     is_a,
@@ -22,8 +24,10 @@ from everstep.model.untrusted import (
     name_of,
     plain,
     qualified_name,
+    qualified_name_of,
     text_of,
     traceback_of,
+    type_name,
 )
 
 Facts = dict[str, Any]
@@ -37,6 +41,8 @@ ERRORS_MAX: Final = 5_000
 MEMBERS_MAX: Final = 1_000
 """The maximum number of members of a group that are kept. A note says how many there were."""
 TRACEBACKS_MAX: Final = 100
+LOST_MAX: Final = 100
+"""The maximum number of attributes of which it is kept that they could not be stored."""
 PARTS_MAX: Final = 200_000
 """The maximum number of parts of the arguments and attributes of an exception, and of those kept with it."""
 VALUE_DEPTH_MAX: Final = 33
@@ -94,6 +100,32 @@ def origin_of(cls: type) -> str:
         return "everstep"
     module = sys.modules.get(_STANDARD.get(name, ""))
     return "standard" if module is not None and getattr(module, name, None) is cls else ""
+
+
+def _near(error: BaseException) -> tuple[type, tuple[str, str]] | None:
+    """Return the class that a nearby exception comes back as, and its place: its own, or the nearest base that has one.
+
+    A class that was made at run time, such as those of botocore, has no place; a base of it has.
+    """
+    around = nearby.current()
+    if not around.modules:
+        return None
+    for cls in bases_of(type(error)):
+        if origin_of(cls):
+            return None
+        if (place := around.name_of(cls)) is not None:
+            return cls, place
+    return None
+
+
+def _remedy(cls: type) -> str:
+    """Return what to write so that an exception comes back as itself."""
+    module = attempted(cls.__dict__.__getitem__, "__module__", default="")
+    name = qualified_name_of(cls)
+    if "<locals>" in name:
+        return f"defined in a function; to catch it as itself, define {name_of(cls)} in a module"
+    shown = f"{plain(module)}.{name}" if type(module) is str and module not in ("", "__main__") else name
+    return f"to catch it as itself, declare the step with raises=({shown},), or use everstep.register({shown})"
 
 
 def comes_back(error: BaseException) -> bool:
@@ -179,7 +211,8 @@ class Describer:
         reused.)
         """
         if id(error) not in self._texts:
-            self._texts[id(error)] = error, text_of(error)
+            kept = attempted(_attributes_of, error, default={}).get("__everstep_text__")
+            self._texts[id(error)] = error, kept if type(kept) is str else text_of(error)
         return self._texts[id(error)][1]
 
     @property
@@ -199,11 +232,29 @@ class Describer:
             restored_by = {name: _as_given(part) if name in _VALUES else part for name, part in restorable.items()}
             made = attempted(error_from, facts | restored_by, self._member)
         if made is None:
+            if nearby.current().modules:
+                facts["remedy"] = _remedy(type(error))
             made = error_from(facts, self._member)
         else:
             facts |= restorable
+            if restorable["from"] == "nearby":
+                self._add_what_is_lost(facts, error, made)
         self._made[id(facts)] = facts, made
         return facts
+
+    def _add_what_is_lost(self, facts: Facts, error: BaseException, made: BaseException) -> None:
+        """Note what a nearby exception comes back without: see `NotStored`. Its text is kept if it is another one."""
+        lost = [name for name in attempted(_attributes, error, default={}) if name not in facts.get("state", {})]
+        lost = sorted(plain(name) for name in lost if type(name) is str and not name.startswith("__"))[:LOST_MAX]
+        if lost:
+            facts["lost"] = lost
+            _put_placeholders(made, lost)
+        if type(made) is not type(error):
+            note = f"Everstep: it was a {qualified_name(error)}, which is not in any module."
+            facts["notes"] = [*facts.get("notes", []), note]
+            _DICT(made)["__notes__"] = facts["notes"]
+        if facts["message"] != text_of(made):
+            facts["text"] = facts["message"]
 
     def _member(self, facts: Facts) -> BaseException:
         return self._made[id(facts)][1]
@@ -232,13 +283,15 @@ class Describer:
 
     def _restorable(self, error: BaseException, facts: Facts) -> Facts | None:
         cls = type(error)
-        origin = origin_of(cls)
-        if not origin:
-            return None
+        more: Facts = {"from": origin_of(cls)}
+        if not more["from"]:
+            found = _near(error)
+            if found is None:
+                return None
+            more = {"from": "nearby", "module": found[1][0], "class": found[1][1]}
         registered = registered_by_type.get(cls)
         if registered is not None and registered.has_own_codec:
             return self._by_own_codec(error, registered.kind.dump)
-        more: Facts = {"from": origin}
         if is_a(error, BaseExceptionGroup):
             more["args"] = [plain(_MESSAGE(error))]
             more["members"] = self._members(error, facts)
@@ -357,7 +410,9 @@ def error_from(facts: Any, inner: Callable[[Any], BaseException] | None = None) 
         raise ValueError("not the facts of an exception")
     origin = facts.get("from")
     if origin is None:
-        error: BaseException = StepError(_checked_text(facts["type"]), _checked_text(facts["message"]))
+        error: BaseException = _step_error(facts, facts.get("remedy", ""))
+    elif origin == "nearby":
+        error = _nearby_error(facts, inner)
     elif "encoded" in facts:
         error = registered_by_name[facts["type"]].kind.load(facts["encoded"])
         if not isinstance(error, BaseException):
@@ -377,6 +432,28 @@ def error_from(facts: Any, inner: Callable[[Any], BaseException] | None = None) 
     return error
 
 
+def _step_error(facts: Facts, remedy: Any) -> StepError:
+    return StepError(_checked_text(facts["type"]), _checked_text(facts["message"]), _checked_text(remedy))
+
+
+def _nearby_error(facts: Facts, inner: Callable[[Any], BaseException]) -> BaseException:
+    """Return an exception of a class that was near when it was raised; a `StepError` if it is not near here."""
+    module, name = _checked_text(facts["module"]), _checked_text(facts["class"])
+    cls = nearby.current().find(module, name)
+    if cls is None:
+        shown = f"{module}.{name}" if module else name
+        remedy = (
+            f"{shown} came back as itself where it was raised; here no module of the step or the workflow has imported "
+            f"it: import it there, or use everstep.register({shown})"
+        )
+        return _step_error(facts, remedy)
+    error = _put_together(cls, facts, inner)
+    _put_placeholders(error, facts.get("lost", ()))
+    if "text" in facts:
+        _DICT(error)["__everstep_text__"] = _checked_text(facts["text"])
+    return error
+
+
 def _put_together(cls: type[BaseException], facts: Facts, inner: Callable[[Any], BaseException]) -> BaseException:
     base: Any = _built_in_base(cls)
     arguments = list(facts["args"])
@@ -391,6 +468,43 @@ def _put_together(cls: type[BaseException], facts: Facts, inner: Callable[[Any],
             raise ValueError("not an attribute of an exception")
         _put(error, name, value)
     return error
+
+
+class NotStored:
+    """Takes the place of an attribute of an exception that cannot be stored, such as a response of an HTTP client.
+
+    It can be formatted, because the exception's text may need it. Whoever uses it otherwise is told what it is.
+    """
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def __getattr__(self, name: str) -> "NotStored":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return NotStored(f"{self._name}.{name}")
+
+    def _refuse(self, *_: object) -> Any:
+        raise Misuse(
+            f"{self._name} is not stored, because it cannot be: an exception reaches the workflow from the history. "
+            "Read it in the step, and return it or put it into the exception's arguments."
+        )
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __call__ = __getitem__ = __iter__ = __len__ = __contains__ = __int__ = __float__ = __add__ = __setattr__ = _refuse
+
+    def __hash__(self) -> int:
+        return hash(self._name)
+
+    def __repr__(self) -> str:
+        return f"<{self._name} is not stored>"
+
+
+def _put_placeholders(error: BaseException, lost: Any) -> None:
+    for name in lost:
+        if _checked_text(name).startswith("__"):
+            raise ValueError("not an attribute of an exception")
+        _put(error, name, NotStored(f"{type_name(error)}.{name.lstrip('_')}"))
 
 
 def _put(error: BaseException, name: str, value: Any) -> None:

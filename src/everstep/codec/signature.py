@@ -182,7 +182,8 @@ class Signature:
         given = {*self._seen.positional[:placed], *(named.keys() & by_name)}
         for p in parameters:
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given:
-                return f"is missing the required argument {p.name!r}"
+                is_method = ". A workflow is a function and not a method: write it outside of the class"
+                return f"is missing the required argument {p.name!r}{is_method if p.name == 'self' else ''}"
         return ""
 
     def declared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, str, Any]]:

@@ -17,7 +17,7 @@ from math import isfinite
 from types import NoneType
 from typing import Any, Final
 
-from everstep.codec import exceptions
+from everstep.codec import exceptions, nearby
 from everstep.codec.canonical import Tree, canonical_bytes
 from everstep.codec.kinds import NOT_FIELDS, Kind, kind_of
 from everstep.codec.leaves import Unstorable, leaf_of, surrogates_text
@@ -288,7 +288,7 @@ def _combined(tag: str, tree: Tree) -> Tree:
 
 
 def _write_error(value: BaseException, types: Types, depth: int, within: Within) -> tuple[Any, Tree]:
-    if not exceptions.comes_back(value):
+    if not exceptions.comes_back(value) and not (within is not None and nearby.current().modules):
         raise _refusal(type(value))
     if within is None:
         facts = describer(with_traceback=False, depth=depth).facts(value)

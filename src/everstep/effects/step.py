@@ -27,7 +27,7 @@ from everstep.model.options import (
     refused,
 )
 from everstep.model.retry import ONE_ATTEMPT, Retry
-from everstep.model.untrusted import is_a
+from everstep.model.untrusted import is_a, type_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 Cost = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
@@ -63,7 +63,7 @@ class Step:
         limit: str | None = None,
     ) -> None:
         if not callable(function):
-            raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
+            raise Misuse(f"@step is for functions, not for {type_name(function)}. A name is an option: @step(name=…).")
         refuse_generator("The step", function)
         self.not_done = checked_errors("not_done", not_done)
         self.settle = checked_seconds("settle", settle)

@@ -119,9 +119,9 @@ def persons_functions(frame: FrameType | None) -> tuple[CodeType, ...]:
     return tuple(found)
 
 
-_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_LOOP: Final = os.path.join(_PACKAGE, "engine", "code", "loop.py")
-_NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(inspect.__file__), "asyncio", ""))
+PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_LOOP: Final = os.path.join(PACKAGE, "engine", "code", "loop.py")
+_NOT_A_PERSONS: Final = (PACKAGE, os.path.join(os.path.dirname(inspect.__file__), "asyncio", ""))
 _identity: Final = object.__hash__
 _PLACES: dict[tuple[int, int], tuple[CodeType, str]] = {}
 """Lines by place in the code. The code is kept alive with its line, because its id could be reused."""

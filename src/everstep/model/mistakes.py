@@ -186,6 +186,12 @@ def never_awaited(name: str) -> Mistake:
     return Mistake("unawaited", f"The call of {name} is never awaited, so it does nothing", f"write `await {name}(…)`")
 
 
+def starts_a_run(call: str) -> Mistake:
+    """`everstep.run` or `everstep.open` in workflow code."""
+    what = f"{call} in a workflow body starts runs from outside"
+    return Mistake("loop", what, "call the other workflow, which makes it a child run: `await other(…)`")
+
+
 def swallows_cancelling(caught: str) -> Mistake:
     """An `except` that catches what unwinds the code."""
     what = f"`{caught}` swallows what unwinds the code when its run is cancelled or leaves memory"
@@ -254,6 +260,8 @@ def takes_another_way() -> Mistake:
 
 def not_storable(type_name: str) -> tuple[str, str]:
     """Return why a value of a type that no codec knows cannot be stored, and the remedy."""
+    if type_name == "coroutine":
+        return "is a coroutine: a call that was not awaited", "Put `await` in front of the call that made it."
     remedy = (
         f"Use something simpler, everstep.register({type_name}, encode=…, decode=…), or, for a parameter that need not "
         f"be stored, annotate it everstep.Live[{type_name}]."

@@ -1,11 +1,13 @@
 """A run as an application holds it: an id and what can be asked of it."""
 
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from everstep.engine.code.workflow import DECLARED
+from everstep.codec import near
+from everstep.engine.code.workflow import DECLARED, Workflow
 from everstep.engine.history.verify import (
     Event,
     Recorded,
@@ -15,6 +17,7 @@ from everstep.engine.history.verify import (
     refuse_unreadable,
     unknown_run,
 )
+from everstep.engine.process.worker_row import is_served, living
 from everstep.engine.run.drift import find_drift
 from everstep.engine.run.resume import replay_history
 from everstep.engine.verbs.approve import Approval
@@ -44,6 +47,29 @@ if TYPE_CHECKING:  # a real cycle: an app gives handles, which ask the app
 T = TypeVar("T")
 
 
+def _not_ended(app: "App", run: str, timeout: float) -> str:
+    """Return why a run has not ended in time: what it does or waits for, and whether any worker serves it."""
+    row = app.store.run(run)
+    if row is None:
+        return f"The run {run} was deleted."
+    since = f"{datetime.fromtimestamp(row.updated_at / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    step = f" in {row.current_step}" if row.current_step else ""
+    text = f"The run {run} ({row.workflow}) has not ended within {timeout:g} s: it is {row.status}{step} since {since}."
+    is_free = row.owner is None and run not in app.drivers and row.status == "queued"
+    if is_free and not is_served(row.workflow, row.queue, living(app.store.workers())):
+        text += f" No worker serves {row.workflow} in the queue {row.queue}: start one (`everstep worker app.py`)."
+    return f"{text} It continues; `everstep show {run}` says what it waits for."
+
+
+def _workflow_of(app: "App", run: str) -> Workflow | None:
+    """Return a run's workflow, if it is declared here."""
+    row = app.store.run(run)
+    try:
+        return DECLARED.named(row.workflow) if row is not None else None
+    except Misuse:
+        return None
+
+
 class Run(Generic[T]):
     """A handle on one run. It holds no connection and no lease: make as many as you like."""
 
@@ -58,11 +84,18 @@ class Run(Generic[T]):
         Raises `RunHeld` when the run waits for a person, `RunCancelled` when it was cancelled, `TimeoutError` after
         `timeout` seconds; the run continues then.
         """
-        status, outcome = await self._app.watchers.wait_for_end(self.id, timeout)
+        try:
+            status, outcome = await self._app.watchers.wait_for_end(self.id, timeout)
+        except TimeoutError as error:
+            if timeout is None or error.args:
+                raise
+            raise TimeoutError(await self._app.read(_not_ended, self._app, self.id, timeout)) from None
         if status == "completed":
             return self._app.codec.decode(outcome or b"[null]", await self._types())  # type: ignore[no-any-return]
         if status == "failed":
-            raise self._failure(self._app.codec.decode_error(outcome or b""))
+            with near(await self._app.read(_workflow_of, self._app, self.id)):
+                failure = self._app.codec.decode_error(outcome or b"")
+            raise self._failure(failure)
         if status == "held":
             raise await self._held()
         raise RunCancelled(f"The run {self.id} was cancelled.")

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar, TypeVarTuple, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, Unpack, overload
 
 from everstep.codec import Codec
+from everstep.effects.surroundings import persons_line
 from everstep.engine.app.app import App
 from everstep.engine.app.blocking import BlockingApp
 from everstep.engine.app.options import RunOptions
@@ -22,7 +23,7 @@ from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption
 from everstep.model.durations import Duration
 from everstep.model.ids import checked_name
-from everstep.model.mistakes import runs_while_imported
+from everstep.model.mistakes import runs_while_imported, starts_a_run
 from everstep.model.options import (
     checked_choice,
     checked_flag,
@@ -87,7 +88,18 @@ class Opening:
         """Open an app that lives until its `close()`: `app = await everstep.open()`, as in cells of a notebook."""
         return self.__aenter__().__await__()
 
+    if not TYPE_CHECKING:  # a type checker finds these mistakes by itself
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or not hasattr(App, name):
+                raise AttributeError(f"what everstep.open() returns has no attribute {name!r}")
+            raise Misuse(
+                f"app.{name}: everstep.open() returns what opens the app, and it is not open yet. Write "
+                "`with everstep.open() as app:` (in a coroutine `async with`), and use `app` inside."
+            )
+
     async def __aenter__(self) -> App:
+        _refuse_in_a_workflow("everstep.open()")
         self._app = await self.make()
         return await self._app.open()
 
@@ -99,6 +111,7 @@ class Opening:
 
     def __enter__(self) -> "BlockingApp":
 
+        _refuse_in_a_workflow("everstep.open()")
         if asyncio._get_running_loop() is not None:
             raise Misuse("`with everstep.open()` blocks, and an event loop is running here: write `async with`.")
         self._blocking = BlockingApp(self.make)
@@ -242,6 +255,7 @@ def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *T
     """
     refuse_names("everstep.run", unknown)
     _refuse_while_importing(sys._getframe(1))
+    _refuse_in_a_workflow("everstep.run()")
     if asyncio._get_running_loop() is not None:
         raise Misuse(
             "everstep.run() blocks, and an event loop is running here: use `async with everstep.open() as app`."
@@ -254,6 +268,13 @@ def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *T
 
     with ending_on_sigterm() as sigterm:
         return asyncio.run(main(sigterm))
+
+
+def _refuse_in_a_workflow(call: str) -> None:
+    """Refuse to start runs from outside in workflow code."""
+    loop = asyncio._get_running_loop()
+    if getattr(loop, "is_guarded", False):
+        raise Misuse(starts_a_run(call).at(persons_line(sys._getframe(2))))
 
 
 def _refuse_while_importing(frame: Any) -> None:

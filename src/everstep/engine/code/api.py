@@ -11,9 +11,10 @@ from everstep.effects.body import StepBody
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line
 from everstep.effects.witnesses import Judge, Witness
+from everstep.engine.code.calls import within
 from everstep.engine.code.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.code.commands import CallFuture
-from everstep.engine.code.execution import current_execution
+from everstep.engine.code.execution import awaited, current_execution
 from everstep.engine.code.requests import RequestIterator
 from everstep.engine.code.witnesses import release_witness, take_witness
 from everstep.engine.code.workflow import workflow_of
@@ -57,6 +58,7 @@ def uuid() -> "UUID":
     return UUID(int=random().getrandbits(128), version=4)
 
 
+@awaited
 async def sleep(seconds: Duration) -> None:
     """Sleep durably: across a crash, for as long as it takes, and without memory. The same as `asyncio.sleep`."""
     await asyncio.sleep(checked_seconds("seconds", seconds, least=-LONGEST_SECONDS))
@@ -66,6 +68,7 @@ async def sleep(seconds: Duration) -> None:
 async def receive(name: str, type: type[T], *, timeout: Duration | None = ...) -> T: ...
 @overload
 async def receive(name: str, type: Any = ..., *, timeout: Duration | None = ...) -> Any: ...
+@awaited
 async def receive(name: str, type: Any = Any, *, timeout: Duration | None = None) -> Any:
     """Wait for the next signal of this name and return its value; after `timeout` seconds: `TimeoutError`."""
     execution = current_execution("everstep.receive()")
@@ -74,8 +77,7 @@ async def receive(name: str, type: Any = Any, *, timeout: Duration | None = None
     future = execution.receiving.receive(execution, checked_name(name, "signal"), checked_type("type", type), source)
     if timeout is None:
         return await future
-    async with asyncio.timeout(timeout):
-        return await future
+    return await within(future, timeout, f"the signal {name!r}", source)
 
 
 @overload

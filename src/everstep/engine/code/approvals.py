@@ -14,8 +14,9 @@ import msgspec
 
 from everstep.codec import ANY, Codec, Types, converted, is_equal, meaning_digest, types_of, types_text
 from everstep.effects.surroundings import persons_line
+from everstep.engine.code.calls import within
 from everstep.engine.code.commands import AwaitSignal, Command
-from everstep.engine.code.execution import Execution, current_execution
+from everstep.engine.code.execution import Execution, awaited, current_execution
 from everstep.engine.code.loop import WorkflowFuture
 from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
@@ -158,6 +159,7 @@ async def approval(
 async def approval(
     what: str, arguments: object, *, answer: Any = ..., timeout: Duration | None = ..., secret: bool = ...
 ) -> Any: ...
+@awaited
 async def approval(
     what: str, arguments: object, *, answer: Any = Any, timeout: Duration | None = None, secret: bool = False
 ) -> Any:
@@ -204,8 +206,7 @@ async def ask(
     try:
         if timeout is None:
             return await future
-        async with asyncio.timeout(timeout):
-            return await future
+        return await within(future, timeout, f"the approval of {what!r}", source)
     except (asyncio.CancelledError, TimeoutError):
         if not execution.unwinding:
             execution.issue(WithdrawApproval(execution.next_call(), command))

@@ -5,15 +5,16 @@ import functools
 from collections.abc import Callable
 from contextvars import Context
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import Signature
+from everstep.codec import Signature, near
 from everstep.effects.step import Step
 from everstep.effects.surroundings import where_is
 from everstep.engine.code.commands import EndRun
 from everstep.engine.code.generations import ContinueRun, continued_by
+from everstep.engine.code.guard import is_users
 from everstep.engine.code.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.code.stops import stop_in
 from everstep.errors import Misuse, NotDecodable, NotEncodable, OutsideInWorkflow, RunTimedOut
@@ -101,6 +102,59 @@ def unwrap_to_thread(
     return function, args, {}
 
 
+async def within(future: "asyncio.Future[Any]", seconds: float, what: str, source: str) -> Any:
+    """Wait for something from outside, but not too long. The error's note says what did not come.
+
+    (A note, because the text of the error is part of what the code of earlier releases has seen.)
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await future
+    except TimeoutError as error:
+        if limit.expired():
+            error.add_note(f"{NOT_COME}{what} did not come within {seconds:g} s{f' at {source}' if source else ''}.")
+        raise
+
+
+NOT_COME: Final = "Everstep: "
+
+
+def clear(error: BaseException) -> BaseException:
+    """Return a run's failure in clearer words, where Python's own say too little."""
+    if type(error) is TimeoutError and not error.args:
+        said = [note for note in getattr(error, "__notes__", ()) if note.startswith(NOT_COME)]
+        return _instead_of(error, TimeoutError(said[0].removeprefix(NOT_COME))) if said else error
+    if type(error) is RuntimeError and error.args == (LOOP_RUNS,):
+        return _instead_of(error, OutsideInWorkflow(mistakes.starts_a_loop("asyncio.run").at(_place_of(error))))
+    members = members_of(error)
+    while len(members) == 1 and members_of(members[0]):
+        members = members_of(members[0])
+    if len(members) != 1 or type(members[0]) is not OutsideInWorkflow:
+        return error
+    place = _place_of(error)
+    if not place or place in str(members[0]):
+        return members[0]
+    return _instead_of(members[0], OutsideInWorkflow(f"{members[0]} The code is at {place}."))
+
+
+LOOP_RUNS: Final = "asyncio.run() cannot be called from a running event loop"
+
+
+def _instead_of(error: BaseException, clearer: BaseException) -> BaseException:
+    clearer.__cause__, clearer.__suppress_context__ = error.__cause__, True
+    return clearer.with_traceback(traceback_of(error))
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the last line of the application's code that an error went through."""
+    traceback, place = traceback_of(error), ""
+    while traceback is not None:
+        if is_users(traceback.tb_frame.f_code.co_filename):
+            place = where_is(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return place
+
+
 class Failure(NamedTuple):
     """The failure of a call, as the code saw it. `secret`: of the error only its type is shown."""
 
@@ -130,10 +184,26 @@ def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
             raise refusal
         return _failed(execution, error)
     try:
-        payload = execution.codec.encode(main.result(), execution.workflow.signature.result, "the result")
+        payload = execution.codec.encode(
+            main.result(), execution.workflow.signature.result, f"the result of {execution.workflow.name}"
+        )
     except NotEncodable as refused:
         return _failed(execution, refused)
-    return EndRun("run_completed", payload)
+    end = EndRun("run_completed", payload)
+    never = execution.never_awaited()
+    return end if never is None else _dropped(execution, end, *never)
+
+
+def _dropped(execution: "Execution", end: EndRun, name: str, source: str) -> EndRun:
+    """Return the end of a run whose code has made a call and dropped it: it fails, unless its history says otherwise.
+
+    An earlier release let such a run complete, and a replay of that is no difference.
+    """
+    failed = _failed(
+        execution, Misuse(mistakes.never_awaited(name).at(source or f"a line of {execution.workflow.name}"))
+    )
+    failed.otherwise = end
+    return failed
 
 
 def _refusal_in(error: BaseException) -> BaseException | None:
@@ -162,7 +232,8 @@ def _cancelled(execution: "Execution") -> EndRun:
 def _failed(execution: "Execution", error: BaseException) -> EndRun:
     came_from = _origins(error, execution.failures)
     cause = came_from[0].call if came_from else 0
-    payload = execution.codec.encode_error(error)
+    with near(execution.workflow.function):
+        payload = execution.codec.encode_error(clear(error))
     return EndRun("run_failed", payload, cause, secret=any(failure.secret for failure in came_from))
 
 

@@ -449,7 +449,7 @@ class BeginCompensation(Command):
 class EndRun(Command):
     """The code is done: a result, an error, or a cancel that it followed. Or it was rolled back."""
 
-    __slots__ = ("cause", "kind", "payload", "rolled_back", "secret")
+    __slots__ = ("cause", "kind", "otherwise", "payload", "rolled_back", "secret")
 
     def __init__(
         self, kind: str, payload: bytes = b"", cause: int = 0, *, rolled_back: bool = False, secret: bool = False
@@ -459,6 +459,8 @@ class EndRun(Command):
         self.cause = cause
         self.rolled_back = rolled_back
         self.secret = secret
+        self.otherwise: EndRun | None = None
+        """How an earlier release would have ended the run."""
 
     def body(self) -> ev.Body:
         if self.kind == "run_completed":

@@ -6,8 +6,9 @@ since. Live and replay are the same code: replay compares the commands with reco
 
 import asyncio
 import functools
+import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
 from contextvars import Context
 from random import Random
 from types import FrameType, MappingProxyType
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from everstep.codec import PLAIN, Codec, Types, converted, is_same
+from everstep.codec import PLAIN, Codec, Types, converted, is_same, near
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, code_here, persons_line, where_is
 from everstep.effects.witnesses import Taken
@@ -58,6 +59,7 @@ _NO_CHILDREN: Mapping[int, str] = MappingProxyType({})
 _NO_CONVERSIONS: Mapping[int, ev.ValueConverted] = MappingProxyType({})
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Followed:
@@ -138,6 +140,10 @@ class Execution:
         self.caution = ""
         """`repaired` or `restored`: steps that must not happen twice may have been begun in a part that is lost."""
         self.main: asyncio.Task[Any] | None = None
+        self._unawaited: dict[int, tuple[Any, str, str]] = {}
+        """Coroutines of calls that have not begun, by the order of their making: with names and lines."""
+        self._unawaited_max = 8
+        self._made = 0
         self._calls = 0
         self._visits: dict[str, int] = {}
         self._issued: list[Command] = []
@@ -299,7 +305,8 @@ class Execution:
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
         if call is not None and not call.future.done() and not call.future.cancel_if_wanted():
-            error = self.codec.decode_error(self.payload(body.error, body.ref))
+            with near(call.target.function, self.workflow.function):
+                error = self.codec.decode_error(self.payload(body.error, body.ref))
             self._fail(call.future, body.call, error, secret=body.secret)
 
     def _timer_fired(self, body: ev.TimerFired) -> None:
@@ -325,7 +332,8 @@ class Execution:
             return
         error: BaseException = RunCancelled(f"The child run {body.run} was cancelled.")
         if body.status == "failed":
-            error = self.codec.decode_error(self.payload(body.value, body.ref))
+            with near(call.target.function, self.workflow.function):
+                error = self.codec.decode_error(self.payload(body.value, body.ref))
         elif body.status == "refused":
             error = IdConflict(f"The run {body.run} exists already, of another workflow or with other arguments.")
         self._fail(call.future, body.call, error, secret=body.secret)
@@ -409,18 +417,21 @@ class Execution:
     def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """A step called by workflow code is a durable call."""
         source = where_is(frame) if frame is not None else ""
-        if step.is_async and self.workflow.is_async:
-            return self._await_step(step, args, kwargs, source)
-
         if step.is_async:
-            if in_greenlet():
+            if not self.workflow.is_async and in_greenlet():
                 raise calls.cannot_await("step", step.name, frame or sys._getframe(2))
-            return self._await_step(step, args, kwargs, source)
+            self._made = made = self._made + 1
+            awaited = self._await_step(made, step, args, kwargs, source)
+            self._unawaited[made] = awaited, step.name, source
+            return awaited
         if in_greenlet():
             return wait_in_greenlet(self.issue_step(step, args, kwargs, source))
         raise calls.blocks("step", step.name, source or where_is(sys._getframe(2)))
 
-    async def _await_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
+    async def _await_step(
+        self, made: int, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
+    ) -> Any:
+        del self._unawaited[made]
         return await self.issue_step(step, args, kwargs, source)
 
     def issue_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> CallFuture:
@@ -498,16 +509,34 @@ class Execution:
         self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
         """A workflow called by workflow code is a child run."""
-        if workflow.is_async and self.workflow.is_async:
-            return self._await_child(workflow, args, kwargs, where_is(frame))
-
         if workflow.is_async:
-            if in_greenlet():
+            if not self.workflow.is_async and in_greenlet():
                 raise calls.cannot_await("workflow", workflow.name, frame)
-            return self._await_child(workflow, args, kwargs, where_is(frame))
+            return self.expect_await(self._await_child(workflow, args, kwargs, where_is(frame)), workflow.name, frame)
         if in_greenlet():
             return wait_in_greenlet(self.issue_child(workflow, args, kwargs, None, where_is(frame)))
         raise calls.blocks("workflow", workflow.name, where_is(frame))
+
+    def expect_await(self, awaited: Coroutine[Any, Any, Any], name: str, frame: FrameType | None) -> Any:
+        """Note a coroutine of a call: a run whose code has dropped one does not complete. Returns it."""
+        if len(self._unawaited) > self._unawaited_max:  # only that of a step takes itself out when it begins
+            for made, (one, _, _) in list(self._unawaited.items()):
+                if inspect.getcoroutinestate(one) != inspect.CORO_CREATED:
+                    del self._unawaited[made]
+            self._unawaited_max = 2 * len(self._unawaited) + 8
+        self._made += 1
+        self._unawaited[self._made] = awaited, name, where_is(frame)
+        return awaited
+
+    def never_awaited(self) -> tuple[str, str] | None:
+        """Return the name and the line of the first call that the code made and dropped, or None."""
+        found = [
+            noted for noted in self._unawaited.values() if inspect.getcoroutinestate(noted[0]) == inspect.CORO_CREATED
+        ]
+        self._unawaited.clear()
+        for awaited, _, _ in found:
+            awaited.close()
+        return found[0][1:] if found else None
 
     async def _await_child(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
         return await self.issue_child(workflow, args, kwargs, None, source)
@@ -682,6 +711,7 @@ class Execution:
             if self.loop.tasks or self.loop.has_asyncgens:
                 unwind(self.loop, self._new_context(), self.run)
             self.loop.quiet = True
+            self._unawaited.clear()
             self.main = None  # its context refers back here, and a cycle would wait for the garbage collector
             self.loop.forget_executor()
 
@@ -692,6 +722,22 @@ def current_execution(what: str) -> Execution:
     if isinstance(current, Execution):
         return current
     raise Misuse(f"{what} is for workflow code; it was called outside of one.")
+
+
+def awaited(function: F) -> F:
+    """Note the calls of a coroutine function in workflow code: a run that has dropped one does not complete."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        made = function(*args, **options)
+        current = CURRENT.get()
+        if isinstance(current, Execution) and not current.unwinding:
+            current.expect_await(made, f"everstep.{function.__name__}", sys._getframe(1))
+        return made
+
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(call)
+    return call  # type: ignore[return-value]
 
 
 _APPLY: dict[str, Callable[[Execution, Any], None]] = {

@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, Final
 
 from everstep.effects import descent
-from everstep.effects.surroundings import where_is
+from everstep.effects.surroundings import PACKAGE, where_is
 from everstep.errors import OutsideInWorkflow
 from everstep.model.mistakes import OUTSIDE, outside
 
@@ -94,7 +94,9 @@ def _refuse(event: str) -> None:
 
 def is_users(filename: str) -> bool:
     """Return True if a file belongs to the application, not to Python or an installed package."""
-    return "/lib/python" not in filename and "site-packages" not in filename and not filename.startswith("<frozen")
+    if filename.startswith(("<frozen", PACKAGE)):
+        return False
+    return "/lib/python" not in filename and "site-packages" not in filename
 
 
 class Silence:

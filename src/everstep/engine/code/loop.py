@@ -257,6 +257,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         return self._executor.call_in_executor(function, args)
 
+    def get_task_factory(self) -> None:
+        """Return None: tasks are the loop's own. (anyio asks before it makes one.)"""
+
+    def get_exception_handler(self) -> None:
+        """Return None: what a callback raises goes to the log."""
+
     get_debug = staticmethod(bool)  # called for every future; the answer is always no
 
     def is_running(self) -> bool:
@@ -473,9 +479,19 @@ class _Nobody:
 _NOBODY: Final = _Nobody()
 
 
+def _applications_line(frame: FrameType | None) -> str:
+    """Return the line of the application that led to this frame, and not that of a package which it uses."""
+    nearest = frame
+    while frame is not None and frame.f_code.co_filename != __file__:
+        if guard.is_users(frame.f_code.co_filename):
+            return where_is(frame)
+        frame = frame.f_back
+    return persons_line(nearest)
+
+
 def _forbid(name: str, remedy: str) -> None:
     def refuse(self: WorkflowLoop, *args: Any, **kwargs: Any) -> Any:
-        line = persons_line(_outside(sys._getframe(1)))
+        line = _applications_line(_outside(sys._getframe(1)))
         raise OutsideInWorkflow(f"{name} in a workflow body{f' at {line}' if line else ''} — {remedy}")
 
     refuse.__name__ = name
@@ -512,6 +528,8 @@ _FORBIDDEN: Final = (
     "add_signal_handler",
     "remove_signal_handler",
     "call_soon_threadsafe",
+    "set_task_factory",
+    "set_exception_handler",
     "set_default_executor",
     "shutdown_default_executor",
     "run_forever",

@@ -435,6 +435,8 @@ class Replay:
             self._add(event, "missing call", recorded_text(event), None)
             return
         command = self._queue.popleft()
+        if isinstance(command, EndRun) and command.otherwise is not None and event.kind != command.kind:
+            command = command.otherwise
         if command.kind != event.kind and not stands_for(event, command.kind):
             self._add(event, "kind", recorded_text(event), command)
             return

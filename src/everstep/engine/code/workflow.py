@@ -41,7 +41,7 @@ class Workflow:
         budget: "Budget | None" = None,
     ) -> None:
         if not inspect.isfunction(function):
-            raise Misuse(f"@workflow is for functions, not for {type(function).__name__}.")
+            raise _no_function(function)
         refuse_generator("The workflow", function)
         if budget is not None:
             _check_budget(budget)
@@ -68,6 +68,15 @@ class Workflow:
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
+
+
+def _no_function(given: Any) -> Misuse:
+    """Return the error for a workflow that is not a function."""
+    if is_a(given, str):
+        return Misuse(f"@workflow({given!r}): a name is an option. Write @workflow(name={given!r}).")
+    if is_a(given, type):
+        return Misuse(f"@workflow is for functions, and {given.__qualname__} is a class. Put it on an `async def`.")
+    return Misuse(f"@workflow is for functions, not for {type(given).__name__}. Put it on an `async def`.")
 
 
 OPTIONS: Final = frozenset(Workflow.__init__.__kwdefaults__ or ())

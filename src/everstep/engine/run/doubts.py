@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import as_declared, error_facts
+from everstep.codec import as_declared, error_facts, near
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.atomic import Undecided
 from everstep.effects.step import is_async_callable
@@ -561,7 +561,8 @@ class Failures:
         self._attempts.finish(attempt, is_settled=True)
         if call.keyed is not None:
             self._attempts.keys.settle(call, None)
-        raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
+        with near(call.target.function, driver.execution.workflow.function):
+            raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
         body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3), call.is_secret)
         if attempt.spending is not None:
             body.charged = attempt.spending.take_total()
