@@ -30,6 +30,7 @@ from everstep.effects.postgres_markers import (
     statements,
 )
 from everstep.errors import Misuse
+from everstep.model.markers import Marker
 from everstep.stores.protocol import Store
 
 SCHEMA_OPTION: Final = "everstep_schema"
@@ -182,18 +183,30 @@ class SqlalchemyTransaction(PostgresTransaction):
                 await now(self._session.flush())
         finally:
             self._is_lent = False
-        if self._broke:
-            return self._broke
-        if not returned:
-            return ENDED if self._is_idle() else ""
-        return "" if self._connection.in_transaction() and not self.is_lost() else WENT_ON
+        if not self._broke and self._is_idle():
+            self._broke = ENDED
+        if not self._broke and returned and (not self._connection.in_transaction() or self.is_lost()):
+            self._broke = WENT_ON
+        return self._broke
 
     def _is_idle(self) -> bool:
         """Tell whether there is no transaction any more, as far as the driver knows."""
         try:
-            return bool(self._driver().info.transaction_status == 0)
+            driver = self._driver()
+            if hasattr(driver, "is_in_transaction"):  # asyncpg
+                return not driver.is_in_transaction() and not driver.is_closed()
+            was_closed = driver.closed and not getattr(driver, "broken", True)  # by the body
+            return bool(was_closed or driver.info.transaction_status == 0)
         except Exception:  # noqa: BLE001 - it is lost, or the driver does not tell
             return False
+
+    async def write_marker(self, marker: Marker) -> None:
+        """Complete the marker. What the body has left otherwise than it was may not go back to the pool."""
+        try:
+            await super().write_marker(marker)
+        except Misuse as broke:
+            self._broke = str(broke)
+            raise
 
     def _driver(self) -> Any:
         connection = self._connection.sync_connection if self._is_async else self._connection

@@ -30,6 +30,10 @@ READING_PRAGMAS: Final = frozenset(
 """Pragmas that a body may read with an argument."""
 
 WENT_ON: Final = "an error rolled its transaction back, and its body went on: let that error pass"
+ENDED: Final = (
+    "its body took the guard of its connection away and ended the transaction, but the step itself begins and commits "
+    "it, with its marker in it (nothing undoes what a body commits by itself)"
+)
 
 # SQLite's action codes, as in its manual. The standard library and APSW name them too, with the same numbers.
 DENY: Final = 1

@@ -4,10 +4,11 @@ It works with a connection of the standard library and one of APSW, which are on
 """
 
 import contextlib
+import os
 from typing import Any
 
 from everstep.model.markers import Marker
-from everstep.stores.sqlite.guard import WENT_ON, Guard
+from everstep.stores.sqlite.guard import ENDED, WENT_ON, Guard
 from everstep.stores.sqlite.queries import statements
 
 
@@ -17,6 +18,8 @@ class MarkedTransaction:
     def __init__(self, connection: Any, *, is_store: bool) -> None:
         self.connection = connection
         self._guard = Guard(self._is_open, is_store=is_store)
+        self._mark = int.from_bytes(os.urandom(3), "big") + 1
+        """What only this transaction has: the number of its savepoint, and the version of its temporary database."""
 
     def begin(self) -> None:
         """Begin the transaction as a writer, so that no other connection writes before it ends."""
@@ -28,6 +31,10 @@ class MarkedTransaction:
         """Return the connection for the body. From now on it can neither commit nor roll back."""
         if hasattr(self.connection, "set_commit_hook"):
             self.connection.set_commit_hook(lambda: True)  # a commit by the body becomes a rollback
+        # A body can replace the guard. So `take_back` checks for what no other transaction has: a savepoint, and a
+        # version of the temporary database, which a rollback undoes and a commit keeps.
+        self.connection.execute(f"PRAGMA temp.user_version = {self._mark}")
+        self.connection.execute(f"SAVEPOINT everstep_{self._mark}")
         self.connection.set_authorizer(self._guard)
         return self.connection
 
@@ -36,13 +43,38 @@ class MarkedTransaction:
         empty text.
         """
         try:
-            is_lost = returned and not self.connection.in_transaction
+            is_open = self._is_open()
             self.connection.set_authorizer(None)
             if hasattr(self.connection, "set_commit_hook"):
                 self.connection.set_commit_hook(None)
         except Exception as error:  # noqa: BLE001 - each library has its own error for a closed connection
             return f"its body closed the connection ({error})"
-        return self._guard.broke or (WENT_ON if is_lost else "")
+        if self._guard.broke:
+            return self._guard.broke
+        if is_open:
+            return "" if self._ends_savepoint(returned=returned) else ENDED
+        if self._was_committed():
+            return ENDED
+        return WENT_ON if returned else ""
+
+    def _ends_savepoint(self, *, returned: bool) -> bool:
+        """Return whether the transaction is the one in which the body began."""
+        try:
+            self.connection.execute(f"RELEASE everstep_{self._mark}")
+        except Exception as error:
+            if "no such savepoint" in str(error):
+                return False
+            if returned:
+                raise
+        return True
+
+    def _was_committed(self) -> bool:
+        """Return whether the transaction that is over was committed."""
+        try:
+            ((version,),) = self.connection.execute("PRAGMA temp.user_version").fetchall()
+        except Exception:  # noqa: BLE001 - nothing can be asked any more
+            return False
+        return bool(version == self._mark)
 
     def _is_open(self) -> bool:
         return bool(self.connection.in_transaction)
