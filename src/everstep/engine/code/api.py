@@ -14,7 +14,8 @@ from everstep.effects.witnesses import Judge, Witness
 from everstep.engine.code.calls import within
 from everstep.engine.code.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.code.commands import CallFuture
-from everstep.engine.code.execution import awaited, current_execution
+from everstep.engine.code.dropped import awaited
+from everstep.engine.code.execution import current_execution
 from everstep.engine.code.requests import RequestIterator
 from everstep.engine.code.witnesses import release_witness, take_witness
 from everstep.engine.code.workflow import workflow_of

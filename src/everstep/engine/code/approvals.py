@@ -16,7 +16,8 @@ from everstep.codec import ANY, Codec, Types, converted, is_equal, meaning_diges
 from everstep.effects.surroundings import persons_line
 from everstep.engine.code.calls import within
 from everstep.engine.code.commands import AwaitSignal, Command
-from everstep.engine.code.execution import Execution, awaited, current_execution
+from everstep.engine.code.dropped import awaited
+from everstep.engine.code.execution import Execution, current_execution
 from everstep.engine.code.loop import WorkflowFuture
 from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev

@@ -190,7 +190,7 @@ def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
     except NotEncodable as refused:
         return _failed(execution, refused)
     end = EndRun("run_completed", payload)
-    never = execution.never_awaited()
+    never = execution.unawaited.dropped()
     return end if never is None else _dropped(execution, end, *never)
 
 

@@ -4,7 +4,7 @@ one.
 
 import asyncio
 from collections.abc import Sequence
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
@@ -96,11 +96,8 @@ LEFT_OUT: Final[set[str]] = set()
 """Names of context variables of frameworks that belong to workflow code alone."""
 
 
-def variables_here() -> Variables:
-    """Return the context variables that workflow code has set here. (Almost all code has set none.)"""
-    context = copy_context()
-    if len(context) <= 1:
-        return ()
+def variables_in(context: Context) -> Variables:
+    """Return the context variables that workflow code has set in its context."""
     return [
         (variable, value)
         for variable, value in context.items()

@@ -6,10 +6,9 @@ since. Live and replay are the same code: replay compares the commands with reco
 
 import asyncio
 import functools
-import inspect
 import sys
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
-from contextvars import Context
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from contextvars import Context, copy_context
 from random import Random
 from types import FrameType, MappingProxyType
 from typing import Any, ClassVar, TypeVar
@@ -37,8 +36,10 @@ from everstep.engine.code.commands import (
     StartTimer,
     StepCall,
     call_future,
-    variables_here,
+    variables_in,
 )
+from everstep.engine.code.conversions import adopted_outcome, declared_arguments
+from everstep.engine.code.dropped import Unawaited
 from everstep.engine.code.generations import take_along
 from everstep.engine.code.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.code.loop import WorkflowFuture, WorkflowLoop
@@ -59,7 +60,6 @@ _NO_CHILDREN: Mapping[int, str] = MappingProxyType({})
 _NO_CONVERSIONS: Mapping[int, ev.ValueConverted] = MappingProxyType({})
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Followed:
@@ -140,10 +140,7 @@ class Execution:
         self.caution = ""
         """`repaired` or `restored`: steps that must not happen twice may have been begun in a part that is lost."""
         self.main: asyncio.Task[Any] | None = None
-        self._unawaited: dict[int, tuple[Any, str, str]] = {}
-        """Coroutines of calls that have not begun, by the order of their making: with names and lines."""
-        self._unawaited_max = 8
-        self._made = 0
+        self.unawaited = Unawaited()
         self._calls = 0
         self._visits: dict[str, int] = {}
         self._issued: list[Command] = []
@@ -160,7 +157,7 @@ class Execution:
         args, kwargs = self.codec.decode_arguments(self.workflow.signature, payload)
         calls.check_arguments(self.workflow.signature, args, kwargs)
         if started.unchecked and (self.conversions or not self.replaying):
-            args, kwargs = self._as_declared(args, kwargs)
+            args, kwargs = declared_arguments(self, args, kwargs)
         context = self._new_context()
         if self.workflow.is_async:
             coroutine = self.workflow.function(*args, **kwargs)
@@ -169,27 +166,13 @@ class Execution:
         self.main = self.loop.create_main(coroutine, "main", context)
         self.loop.drain()
 
-    def _as_declared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Make arguments what the parameters are declared as: the run was started where its code was not known."""
-        signature = self.workflow.signature
-        placed, named = list(args), dict(kwargs)
-        for place, name, annotation in signature.declared(args, kwargs):
-            given: Any = placed if isinstance(place, int) else named
-            try:
-                given[place] = self.convert(
-                    given[place], signature.arguments, annotation, f"argument {name}", always=True
-                )
-            except NotDecodable as refused:
-                raise NotDecodable(f"the argument {name} is {refused}") from None
-        return tuple(placed), named
-
     def convert(self, value: Any, types: Types, annotation: Any, what: str, *, always: bool = False) -> Any:
         """Return a decoded value as the type that the code declares. Raises `NotDecodable` if it cannot be that.
 
         If code of the type has a say in it (a validator, a default), its answer is recorded: it need not be the same in
         a replay. `always`: what became another value is recorded in any case.
         """
-        recorded = self.conversions.get(self._calls + 1)
+        recorded = self.next_conversion()
         if recorded is not None:
             payload = self.payload(recorded.value, recorded.ref)
         else:
@@ -206,6 +189,10 @@ class Execution:
                 raise NotDecodable(str(refused)) from None
         self.issue(ConvertValue(self.next_call(), what, payload))
         return self.codec.decode(payload, types)
+
+    def next_conversion(self) -> ev.ValueConverted | None:
+        """Return what the history says of a conversion that would be the code's next call."""
+        return self.conversions.get(self._calls + 1)
 
     @property
     def receiving(self) -> "Receiving":
@@ -288,19 +275,7 @@ class Execution:
                     payload = self.lookup(body.ref) if body.ref else body.value
                     value = self.codec.decode(payload, call.target.signature.result)
                 is_adopted = body.__class__ is ev.StepCompleted and body.adopted
-                future.set_result(self._adopted(value, call.target) if is_adopted else value)
-
-    def _adopted(self, value: Any, step: Step) -> Any:
-        """Return an outcome that a person or a probe gave, perhaps as plain data, as the type that the step returns."""
-        annotation = step.signature.annotations.get("return", Any)
-        what = f"outcome of {step.name}"
-        recorded = self.conversions.get(self._calls + 1)
-        if self.replaying and (recorded is None or recorded.what != what):
-            return calls.as_declared(value, step)  # no code of the type had a say in it
-        try:
-            return self.convert(value, step.signature.result, annotation, what)
-        except NotDecodable:
-            return value
+                future.set_result(adopted_outcome(self, value, call.target) if is_adopted else value)
 
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
@@ -420,9 +395,9 @@ class Execution:
         if step.is_async:
             if not self.workflow.is_async and in_greenlet():
                 raise calls.cannot_await("step", step.name, frame or sys._getframe(2))
-            self._made = made = self._made + 1
+            self.unawaited.made = made = self.unawaited.made + 1
             awaited = self._await_step(made, step, args, kwargs, source)
-            self._unawaited[made] = awaited, step.name, source
+            self.unawaited.noted[made] = awaited, step.name, source
             return awaited
         if in_greenlet():
             return wait_in_greenlet(self.issue_step(step, args, kwargs, source))
@@ -431,7 +406,7 @@ class Execution:
     async def _await_step(
         self, made: int, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
     ) -> Any:
-        del self._unawaited[made]
+        del self.unawaited.noted[made]
         return await self.issue_step(step, args, kwargs, source)
 
     def issue_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> CallFuture:
@@ -452,7 +427,8 @@ class Execution:
         future = call_future(self.loop, self)
         called = name if visit == 1 else f"{name}#{visit}"
         call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source, keyed)
-        call.variables = variables_here()
+        if len(context := copy_context()) > 1:  # almost all code has set no variable
+            call.variables = variables_in(context)
         self.steps[number] = call
         self._issued.append(call)
         if self.books is not None:
@@ -512,31 +488,11 @@ class Execution:
         if workflow.is_async:
             if not self.workflow.is_async and in_greenlet():
                 raise calls.cannot_await("workflow", workflow.name, frame)
-            return self.expect_await(self._await_child(workflow, args, kwargs, where_is(frame)), workflow.name, frame)
+            source = where_is(frame)
+            return self.unawaited.note(self._await_child(workflow, args, kwargs, source), workflow.name, source)
         if in_greenlet():
             return wait_in_greenlet(self.issue_child(workflow, args, kwargs, None, where_is(frame)))
         raise calls.blocks("workflow", workflow.name, where_is(frame))
-
-    def expect_await(self, awaited: Coroutine[Any, Any, Any], name: str, frame: FrameType | None) -> Any:
-        """Note a coroutine of a call: a run whose code has dropped one does not complete. Returns it."""
-        if len(self._unawaited) > self._unawaited_max:  # only that of a step takes itself out when it begins
-            for made, (one, _, _) in list(self._unawaited.items()):
-                if inspect.getcoroutinestate(one) != inspect.CORO_CREATED:
-                    del self._unawaited[made]
-            self._unawaited_max = 2 * len(self._unawaited) + 8
-        self._made += 1
-        self._unawaited[self._made] = awaited, name, where_is(frame)
-        return awaited
-
-    def never_awaited(self) -> tuple[str, str] | None:
-        """Return the name and the line of the first call that the code made and dropped, or None."""
-        found = [
-            noted for noted in self._unawaited.values() if inspect.getcoroutinestate(noted[0]) == inspect.CORO_CREATED
-        ]
-        self._unawaited.clear()
-        for awaited, _, _ in found:
-            awaited.close()
-        return found[0][1:] if found else None
 
     async def _await_child(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
         return await self.issue_child(workflow, args, kwargs, None, source)
@@ -711,7 +667,7 @@ class Execution:
             if self.loop.tasks or self.loop.has_asyncgens:
                 unwind(self.loop, self._new_context(), self.run)
             self.loop.quiet = True
-            self._unawaited.clear()
+            self.unawaited.noted.clear()
             self.main = None  # its context refers back here, and a cycle would wait for the garbage collector
             self.loop.forget_executor()
 
@@ -722,22 +678,6 @@ def current_execution(what: str) -> Execution:
     if isinstance(current, Execution):
         return current
     raise Misuse(f"{what} is for workflow code; it was called outside of one.")
-
-
-def awaited(function: F) -> F:
-    """Note the calls of a coroutine function in workflow code: a run that has dropped one does not complete."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        made = function(*args, **options)
-        current = CURRENT.get()
-        if isinstance(current, Execution) and not current.unwinding:
-            current.expect_await(made, f"everstep.{function.__name__}", sys._getframe(1))
-        return made
-
-    if sys.version_info >= (3, 12):
-        inspect.markcoroutinefunction(call)
-    return call  # type: ignore[return-value]
 
 
 _APPLY: dict[str, Callable[[Execution, Any], None]] = {
