@@ -57,7 +57,7 @@ def test_a_run_that_an_earlier_release_completed_replays_as_it_was(
 
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     with monkeypatch.context() as patch:
-        patch.setattr("everstep.engine.code.execution.Execution.never_awaited", lambda self: None)
+        patch.setattr("everstep.engine.code.dropped.Unawaited.dropped", lambda self: None)
         with pytest.warns(RuntimeWarning, match="never awaited"):
             assert everstep.run(flow, id=RUN, url=url) == "done"
     with everstep.open(url) as app:
