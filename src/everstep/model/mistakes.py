@@ -151,6 +151,10 @@ def blocks(kind: str, name: str, line: str = "") -> Mistake:
     return Mistake("blocks", what, f"write `{_on_a_thread(line, name) or f'await asyncio.to_thread({name}, …)'}`")
 
 
+TAKE_AWAITABLES: Final = frozenset({"gather", "wait_for", "create_task", "ensure_future", "shield"})
+"""Functions that await what they are given: a coroutine that is awaited before would run alone."""
+
+
 def _on_a_thread(line: str, name: str) -> str:
     """Return a line of source with the call of this name made by `asyncio.to_thread`; empty if that is not clear."""
     try:
@@ -170,7 +174,8 @@ def _on_a_thread(line: str, name: str) -> str:
     if not given:
         return ""
     comma = "" if given == ")" else ", "
-    awaited = f"await asyncio.to_thread({function}{comma}{given}"
+    is_taken = any(call in one.args and ast.unparse(one.func).rpartition(".")[2] in TAKE_AWAITABLES for one in calls)
+    awaited = f"{'' if is_taken else 'await '}asyncio.to_thread({function}{comma}{given}"
     before, after = line[: call.col_offset], line[call.end_col_offset :]
     return f"{before}({awaited}){after}" if after[:1] in (".", "[") else f"{before}{awaited}{after}"
 
