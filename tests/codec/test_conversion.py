@@ -101,21 +101,21 @@ class Checked:
     amount: Annotated[int, Field(gt=0)]
 
 
-class Money:
+class Coin:
     def __init__(self, cents: int) -> None:
         self.cents = cents
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Money) and other.cents == self.cents
+        return isinstance(other, Coin) and other.cents == self.cents
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def money_of(text: Any) -> Money:
-    return Money(round(float(text) * 100))
+def coin_of(text: Any) -> Coin:
+    return Coin(round(float(text) * 100))
 
 
-everstep.register(Money, encode=lambda money: f"{money.cents / 100:.2f}", decode=money_of)
+everstep.register(Coin, encode=lambda money: f"{money.cents / 100:.2f}", decode=coin_of)
 
 Amount = NewType("Amount", int)
 Payment = Annotated[Card | Cash, Field(discriminator="kind")]
@@ -152,8 +152,8 @@ FITS: list[tuple[Any, Any, Any]] = [
     ([1, "a"], Pair, Pair(1, "a")),
     ({"width": 1, "inner": {"x": 2}}, Box, Box(1, Point(2))),
     ({"start": 4}, Span, Span(4)),
-    ("12.50", Money, Money(1250)),
-    (["1", "2"], list[Money], [Money(100), Money(200)]),
+    ("12.50", Coin, Coin(1250)),
+    (["1", "2"], list[Coin], [Coin(100), Coin(200)]),
     ({"id": "a", "lines": [{"product": "tea"}]}, Order, Order(id="a", lines=[Line(product="tea")])),
     ([{"product": "tea"}], list[Line], [Line(product="tea")]),
     ({"product": "tea"}, Line | None, Line(product="tea")),
@@ -181,7 +181,7 @@ MISFITS: list[tuple[Any, Any, str]] = [
     ({"z": 1}, Point | Circle, "as Point: Object missing required field `x`; as Circle: Object missing"),
     ([{"z": 1}], list[Point | Circle], "`$[0]`: as Point"),
     (3, Path, "a text is needed, not int"),
-    ("much", Money, "does not accept it"),
+    ("much", Coin, "does not accept it"),
     ({"id": 1, "lines": [{}]}, Order, "`$.id`: Input should be a valid string; `$.lines[0].product`: Field required"),
     ({"kind": "cheque"}, Payment, "does not match any of the expected tags"),
     (3, Annotated[int, Field(gt=5)], "Input should be greater than 5"),
@@ -218,7 +218,7 @@ def test_of_many_wrong_parts_five_are_named() -> None:
 
 def test_whether_code_of_the_type_had_a_say_is_told() -> None:
     assert converted({"product": "tea"}, Line).ran_code
-    assert converted("1", Money).ran_code
+    assert converted("1", Coin).ran_code
     assert converted("/", Path).ran_code
     assert not converted(Line(product="tea"), Line).ran_code
     assert not converted([1], set[int]).ran_code
