@@ -57,8 +57,8 @@ def refuse_when_brief() -> None:
         raise Busy
 
 
-def acquire(lock: "threading.Lock | threading.Semaphore") -> None:
-    """Take a lock that other threads may hold for long. Raises `Busy` on a thread that waits only briefly."""
+def acquire(lock: threading.Semaphore) -> None:
+    """Take a place that other threads may hold for long. Raises `Busy` on a thread that waits only briefly."""
     if (until := _thread.until) is None:
         lock.acquire()
     elif not lock.acquire(timeout=max(0.0, until - time.monotonic())):
@@ -68,7 +68,8 @@ def acquire(lock: "threading.Lock | threading.Semaphore") -> None:
 def wait_until_free(lock: threading.Lock) -> threading.Lock:
     """Return a lock, for a `with`, when no other thread has it. Raises `Busy` on a thread that waits only briefly.
 
-    It is not taken here: a signal's handler that raises between an `acquire` and a `try` would keep it for ever.
+    It is not taken here: a signal's handler that raises between an `acquire` and a `try` would keep it for ever. The
+    price: if another thread takes it between this look and the `with`, the caller waits for that thread.
     """
     if (until := _thread.until) is not None:
         while lock.locked():
